@@ -1,0 +1,185 @@
+//! What a worker answers to a step.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::check_equal;
+use crate::codec::Coded;
+use crate::{DpRank, Error, Seat, SeatGeneration, Words};
+
+/// Log-probabilities of one emitted token: its own first, then the most likely ones. Floats travel as their bits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenLogprobs {
+    /// Token ids; the first is the emitted token.
+    pub token_ids: Vec<u32>,
+    /// `f32::to_bits` of each log-probability.
+    pub logprob_bits: Vec<u32>,
+}
+
+/// What came of one row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowReply {
+    /// Whose row.
+    pub seat: Seat,
+    /// Which life of the seat.
+    pub generation: SeatGeneration,
+    /// Tokens known to the worker before the step: `n` of rule 16.
+    pub known: u32,
+    /// Drafts that the target agreed with.
+    pub accepted: u32,
+    /// Tokens produced, at most `accepted + 1`; none for a chunk that does not end what is known.
+    pub emitted: Vec<u32>,
+    /// Drafts proposed for the next step.
+    pub proposed: u32,
+    /// One entry per emitted token where the request wants them, else empty.
+    pub logprobs: Vec<TokenLogprobs>,
+}
+
+/// A worker's answer to a step, rows in the plan's order. Identity travels beside it, in the envelope.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepReply {
+    /// Who answers.
+    pub dp_rank: DpRank,
+    /// One entry per row.
+    pub rows: Vec<RowReply>,
+    /// Forwards that ran.
+    pub passes: u32,
+    /// Collectives that were entered.
+    pub collectives: u32,
+    /// Microseconds spent in decode, fill, forward, sample.
+    pub timings_us: [u32; 4],
+}
+
+/// A reply as it travels: columns.
+#[derive(Serialize, Deserialize)]
+pub struct ReplyWire {
+    dp_rank: DpRank,
+    seats: Words,
+    generations: Words,
+    known: Words,
+    accepted: Words,
+    emitted_counts: Words,
+    emitted: Words,
+    proposed: Words,
+    /// Entries per emitted token, 0 where none are wanted; empty when no row wants any.
+    logprob_counts: Words,
+    logprob_token_ids: Words,
+    logprob_bits: Words,
+    passes: u32,
+    collectives: u32,
+    timings_us: Words,
+}
+
+impl From<&StepReply> for ReplyWire {
+    fn from(reply: &StepReply) -> Self {
+        let column = |value: fn(&RowReply) -> u32| reply.rows.iter().map(value).collect::<Words>();
+        let mut wire = Self {
+            dp_rank: reply.dp_rank,
+            seats: column(|row| row.seat.get()),
+            generations: column(|row| row.generation.get()),
+            known: column(|row| row.known),
+            accepted: column(|row| row.accepted),
+            emitted_counts: column(|row| row.emitted.len() as u32),
+            emitted: reply.rows.iter().flat_map(|row| row.emitted.iter().copied()).collect(),
+            proposed: column(|row| row.proposed),
+            logprob_counts: Words::default(),
+            logprob_token_ids: Words::default(),
+            logprob_bits: Words::default(),
+            passes: reply.passes,
+            collectives: reply.collectives,
+            timings_us: reply.timings_us.to_vec().into(),
+        };
+        if reply.rows.iter().any(|row| !row.logprobs.is_empty()) {
+            for row in &reply.rows {
+                for index in 0..row.emitted.len() {
+                    let entry = row.logprobs.get(index);
+                    wire.logprob_counts.push(entry.map_or(0, |entry| entry.token_ids.len() as u32));
+                    if let Some(entry) = entry {
+                        wire.logprob_token_ids.0.extend_from_slice(&entry.token_ids);
+                        wire.logprob_bits.0.extend_from_slice(&entry.logprob_bits);
+                    }
+                }
+            }
+        }
+        wire
+    }
+}
+
+/// Hands out slices of a column, with an error instead of a panic past its end.
+struct Cursor<'a> {
+    words: &'a [u32],
+    field: &'static str,
+}
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, count: u32) -> Result<&'a [u32], Error> {
+        let available = self.words.len();
+        let (head, rest) = self
+            .words
+            .split_at_checked(count as usize)
+            .ok_or(Error::rule(11, self.field, i64::from(count), available as i64))?;
+        self.words = rest;
+        Ok(head)
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        check_equal(11, self.field, 0, self.words.len() as i64)
+    }
+}
+
+impl TryFrom<ReplyWire> for StepReply {
+    type Error = Error;
+
+    fn try_from(wire: ReplyWire) -> Result<Self, Error> {
+        let count = wire.seats.len();
+        for column in [&wire.generations, &wire.known, &wire.accepted, &wire.emitted_counts, &wire.proposed] {
+            check_equal(11, "length of a reply column", count as i64, column.len() as i64)?;
+        }
+        let timings_us = <[u32; 4]>::try_from(&wire.timings_us[..])
+            .map_err(|_| Error::rule(11, "timings", 4, wire.timings_us.len() as i64))?;
+        let mut emitted = Cursor { words: &wire.emitted, field: "emitted tokens" };
+        let mut counts = Cursor { words: &wire.logprob_counts, field: "logprob counts" };
+        let mut ids = Cursor { words: &wire.logprob_token_ids, field: "logprob token ids" };
+        let mut bits = Cursor { words: &wire.logprob_bits, field: "logprob bits" };
+        let mut rows = Vec::with_capacity(count);
+        for index in 0..count {
+            let emitted_count = wire.emitted_counts[index];
+            let mut logprobs = Vec::new();
+            if !wire.logprob_counts.is_empty() {
+                for entries in counts.take(emitted_count)? {
+                    logprobs.push(TokenLogprobs {
+                        token_ids: ids.take(*entries)?.to_vec(),
+                        logprob_bits: bits.take(*entries)?.to_vec(),
+                    });
+                }
+                if logprobs.iter().all(|entry| entry.token_ids.is_empty()) {
+                    logprobs.clear();
+                }
+            }
+            rows.push(RowReply {
+                seat: Seat::new(wire.seats[index]),
+                generation: SeatGeneration::new(wire.generations[index]),
+                known: wire.known[index],
+                accepted: wire.accepted[index],
+                emitted: emitted.take(emitted_count)?.to_vec(),
+                proposed: wire.proposed[index],
+                logprobs,
+            });
+        }
+        for cursor in [&emitted, &counts, &ids, &bits] {
+            cursor.finish()?;
+        }
+        Ok(Self { dp_rank: wire.dp_rank, rows, passes: wire.passes, collectives: wire.collectives, timings_us })
+    }
+}
+
+impl Coded for StepReply {
+    type Wire = ReplyWire;
+
+    fn to_wire(&self) -> ReplyWire {
+        ReplyWire::from(self)
+    }
+
+    fn from_wire(wire: ReplyWire) -> Result<Self, Error> {
+        Self::try_from(wire)
+    }
+}
