@@ -27,7 +27,9 @@ pub use error::Error;
 pub use ids::{BlockId, DpRank, Epoch, GroupId, KvGroup, Seat, SeatGeneration, StepId};
 pub use limits::WorkerLimits;
 pub use pass::{Mode, Network, Pass, PassKind, RankLoad, Shape};
-pub use rank::{Admission, BlockAppend, Feed, LogitsWanted, Mask, RankDraft, RankPart, Release, Row};
+pub use rank::{
+    Admission, BlockAppend, Feed, LogitsWanted, Mask, RankDraft, RankPart, Release, Row,
+};
 pub use reply::{RowReply, StepReply, TokenLogprobs};
 pub use step::{GroupDraft, GroupPart, StepPlan, check_rank};
 pub use words::Words;
