@@ -1,0 +1,182 @@
+//! Where the tokens of one request wait for their reader.
+//!
+//! A slot is bounded by the request's `max_new_tokens`, so the step loop never waits for a slow reader and nothing
+//! grows without limit. Abandoned requests are listed beside the event channel, so that an abort is never lost to a
+//! full channel nor waits behind one; the list is bounded by the number of live requests.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{Notify, mpsc};
+
+use crate::event::Event;
+use crate::handle::{FailureKind, FinishReason, StreamEvent, TokenOutput};
+
+#[derive(Debug)]
+enum End {
+    Finished(FinishReason),
+    Failed(FailureKind, String),
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    tokens: Vec<TokenOutput>,
+    end: Option<End>,
+    closed: bool,
+}
+
+/// The place shared by the engine and the reader of one request.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    id: u64,
+    waiting: Mutex<Waiting>,
+    filled: Notify,
+    abandoned: AtomicBool,
+    left: Notify,
+    list: Option<Arc<Abandoned>>,
+}
+
+impl Slot {
+    pub(crate) fn new(id: u64, list: Option<Arc<Abandoned>>) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            waiting: Mutex::new(Waiting::default()),
+            filled: Notify::new(),
+            abandoned: AtomicBool::new(false),
+            left: Notify::new(),
+            list,
+        })
+    }
+
+    /// Changes what waits, unless the request has ended.
+    fn update(&self, change: impl FnOnce(&mut Waiting)) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.closed {
+            return;
+        }
+        change(&mut waiting);
+        drop(waiting);
+        self.filled.notify_one();
+    }
+
+    /// What the reader gets now: nothing yet, an event, or (`Some(None)`) nothing ever again.
+    fn take(&self) -> Option<Option<StreamEvent>> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let tokens = std::mem::take(&mut waiting.tokens);
+        match waiting.end.take() {
+            // What was produced before a failure is delivered before it.
+            Some(end @ End::Failed(..)) if !tokens.is_empty() => {
+                waiting.end = Some(end);
+                Some(Some(StreamEvent::Tokens { tokens }))
+            }
+            Some(End::Failed(kind, message)) => Some(Some(StreamEvent::Failed { kind, message })),
+            Some(End::Finished(reason)) => Some(Some(StreamEvent::Finished { tokens, reason })),
+            None if !tokens.is_empty() => Some(Some(StreamEvent::Tokens { tokens })),
+            None if waiting.closed => Some(None),
+            None => None,
+        }
+    }
+
+    pub(crate) async fn next(&self) -> Option<StreamEvent> {
+        loop {
+            if let Some(event) = self.take() {
+                return event;
+            }
+            self.filled.notified().await;
+        }
+    }
+
+    /// The reader is gone: the request is listed for the step loop unless it has ended.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::SeqCst);
+        self.left.notify_waiters();
+        let ended = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).closed;
+        if let Some(list) = &self.list
+            && !ended
+        {
+            list.push(self.id);
+        }
+    }
+}
+
+/// The engine's end of a request's slot. Dropped before the end, it fails the request, so that no reader waits for
+/// ever.
+#[derive(Debug)]
+pub struct TokenSink {
+    slot: Arc<Slot>,
+}
+
+impl TokenSink {
+    pub(crate) const fn new(slot: Arc<Slot>) -> Self {
+        Self { slot }
+    }
+
+    /// Adds tokens. They are dropped after the end.
+    pub fn tokens(&self, mut tokens: Vec<TokenOutput>) {
+        self.slot.update(|waiting| waiting.tokens.append(&mut tokens));
+    }
+
+    /// Adds the last tokens and ends the request.
+    pub fn finish(&self, mut tokens: Vec<TokenOutput>, reason: FinishReason) {
+        self.slot.update(|waiting| {
+            waiting.tokens.append(&mut tokens);
+            waiting.end = Some(End::Finished(reason));
+            waiting.closed = true;
+        });
+    }
+
+    /// Ends the request with an error.
+    pub fn fail(&self, kind: FailureKind, message: impl Into<String>) {
+        self.slot.update(|waiting| {
+            waiting.end = Some(End::Failed(kind, message.into()));
+            waiting.closed = true;
+        });
+    }
+
+    /// True once the reader has dropped its stream.
+    pub fn is_abandoned(&self) -> bool {
+        self.slot.abandoned.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the reader has dropped its stream.
+    pub async fn abandoned(&self) {
+        loop {
+            let left = self.slot.left.notified();
+            tokio::pin!(left);
+            left.as_mut().enable();
+            if self.is_abandoned() {
+                return;
+            }
+            left.await;
+        }
+    }
+}
+
+impl Drop for TokenSink {
+    fn drop(&mut self) {
+        self.fail(FailureKind::Internal, "the engine let go of the request");
+    }
+}
+
+/// Requests whose readers have left, for the step loop.
+#[derive(Debug)]
+pub(crate) struct Abandoned {
+    ids: Mutex<Vec<u64>>,
+    wake: mpsc::Sender<Event>,
+}
+
+impl Abandoned {
+    pub(crate) fn new(wake: mpsc::Sender<Event>) -> Arc<Self> {
+        Arc::new(Self { ids: Mutex::new(Vec::new()), wake })
+    }
+
+    fn push(&self, id: u64) {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+        // A full channel means that the loop is about to run, and it looks here each time.
+        let _ = self.wake.try_send(Event::Wake);
+    }
+
+    pub(crate) fn take(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.ids.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

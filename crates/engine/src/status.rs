@@ -1,0 +1,198 @@
+//! What the fleet says about itself: plain data for readiness, metrics and logs.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What the model and the fleet can take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModelLimits {
+    /// Tokens of one request, prompt and output.
+    pub max_model_len: u32,
+    /// Token ids are below this.
+    pub vocab_size: u32,
+    /// Rows in one step, per rank.
+    pub max_num_seqs: u32,
+    /// Tokens in one step, per rank.
+    pub max_num_batched_tokens: u32,
+    /// Tokens of one KV block.
+    pub block_size: u32,
+    /// KV blocks, per rank.
+    pub kv_blocks: u32,
+    /// Data-parallel ranks.
+    pub dp_size: u32,
+}
+
+/// Where a rank is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RankState {
+    /// No worker has joined.
+    #[default]
+    Absent,
+    /// A worker has joined and loads.
+    Loading,
+    /// The worker has loaded and waits for the rest of its group.
+    Loaded,
+    /// In service.
+    Ready,
+    /// Its group lost a worker and is put together again.
+    Recovering,
+    /// Stopped for good.
+    Stopped,
+}
+
+impl RankState {
+    /// Name of the state in `/ready` and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Loading => "loading",
+            Self::Loaded => "loaded",
+            Self::Ready => "ready",
+            Self::Recovering => "recovering",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// Counts of one rank since start-up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankCounters {
+    /// Steps by mode of the target pass, (`full` | `piecewise` | `eager`, count).
+    pub steps_by_mode: Vec<(&'static str, u64)>,
+    /// Tokens run for requests in target passes.
+    pub real_tokens: u64,
+    /// Tokens run or given to kernels beyond them, by cause: `idle_dummy`, `row_ladder`, `placeholder`, ...
+    pub padded_tokens: Vec<(&'static str, u64)>,
+    /// Steps that the rank ran a dummy in.
+    pub dummy_steps: u64,
+    /// Passes that could not run in the better mode, by reason.
+    pub downgrades: Vec<(&'static str, u64)>,
+    /// Requests that lost their blocks and began again.
+    pub preemptions: u64,
+    /// Rows that had drafts.
+    pub drafts: u64,
+    /// Draft tokens verified.
+    pub draft_tokens: u64,
+    /// Draft tokens that the target agreed with.
+    pub accepted_tokens: u64,
+    /// Of these, by position in the row, from the first draft.
+    pub accepted_per_position: Vec<u64>,
+}
+
+/// One data-parallel rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankStatus {
+    /// Which.
+    pub dp_rank: u32,
+    /// Where it is in its life.
+    pub state: RankState,
+    /// Requests that have a seat.
+    pub running: usize,
+    /// KV blocks that requests hold.
+    pub kv_blocks_used: u32,
+    /// KV blocks of the pool.
+    pub kv_blocks_total: u32,
+    /// Workers that took the rank's place after the first.
+    pub restarts: u64,
+    /// Counts since start-up.
+    pub counters: RankCounters,
+}
+
+/// Counts of the fleet since start-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FleetCounters {
+    /// Steps of all groups.
+    pub steps: u64,
+    /// Requests accepted.
+    pub accepted: u64,
+    /// Requests refused, full queues included.
+    pub refused: u64,
+    /// Requests that ended by a stop token or a length limit.
+    pub finished: u64,
+    /// Requests whose reader left first.
+    pub aborted: u64,
+    /// Requests that ended with an error.
+    pub failed: u64,
+    /// Tokens delivered.
+    pub tokens: u64,
+    /// Plans that a worker refused.
+    pub refused_plans: u64,
+}
+
+/// The fleet as of its last change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FleetStatus {
+    /// True only when every rank is in service.
+    pub ready: bool,
+    /// Every rank, by number.
+    pub ranks: Vec<RankStatus>,
+    /// Requests that no rank has started.
+    pub waiting: usize,
+    /// Counts since start-up.
+    pub counters: FleetCounters,
+    /// Where the time of a step goes, over the latest steps.
+    pub timings: StepTimings,
+}
+
+/// One part of a step's time over the latest steps, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spread {
+    /// The middle value.
+    pub median_us: u32,
+    /// One in a hundred is longer.
+    pub p99_us: u32,
+}
+
+/// Where the time of a step goes, over the latest steps of all groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimings {
+    /// Steps measured.
+    pub steps: u64,
+    /// Deciding and checking the plan.
+    pub plan: Spread,
+    /// Encoding all parts.
+    pub encode: Spread,
+    /// From the first part sent to the last reply received, without the worker's own time.
+    pub wire: Spread,
+    /// Worker: decoding and checking, of the slowest rank.
+    pub worker_decode: Spread,
+    /// Worker: filling buffers.
+    pub worker_fill: Spread,
+    /// Worker: the model.
+    pub worker_forward: Spread,
+    /// Worker: sampling, verification and drafting.
+    pub worker_sample: Spread,
+    /// Applying the replies and handing tokens over.
+    pub commit: Spread,
+}
+
+#[derive(Debug, Default)]
+struct Published {
+    status: FleetStatus,
+    limits: ModelLimits,
+}
+
+/// Where the engine leaves its state for handles to read.
+#[derive(Clone, Debug, Default)]
+pub struct Publisher {
+    published: Arc<Mutex<Published>>,
+}
+
+impl Publisher {
+    /// Replaces the status that handles report.
+    pub fn publish(&self, status: FleetStatus) {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner).status = status;
+    }
+
+    /// Replaces the limits that handles report.
+    pub fn set_limits(&self, limits: ModelLimits) {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner).limits = limits;
+    }
+
+    pub(crate) fn status(&self) -> FleetStatus {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner).status.clone()
+    }
+
+    pub(crate) fn limits(&self) -> ModelLimits {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner).limits
+    }
+}
