@@ -1,0 +1,28 @@
+//! How Paceline chooses tokens: parameters, their bytes, counter-based noise and the filter chain.
+//!
+//! Sampling is stateless. The noise of a token is a pure function of (seed, absolute index of the token produced,
+//! token id), so the same request gives the same text for any batch mix, any number of ranks, after a preemption or
+//! a restart, and with or without speculation: [`Sampler::verify`] samples the target at each position and accepts
+//! a draft while it equals what was sampled.
+//!
+//! The chain is: temperature, top-k, top-p, min-p, then the largest `logit / temperature + noise`, lowest id on ties.
+//! Temperature 0 is greedy: the largest raw logit, lowest id on ties.
+//!
+//! This crate runs no model, holds no request and knows neither Python nor the wire; it reads rows of f32 logits.
+
+mod bytes;
+mod error;
+mod filter;
+mod logprobs;
+pub mod ngram;
+pub mod noise;
+mod params;
+pub mod philox;
+mod sample;
+mod scan;
+
+pub use error::Error;
+pub use filter::Scratch;
+pub use logprobs::{TokenLogprobs, token_logprobs};
+pub use params::{LOGPROBS_MAX, SamplingParams, choice_seed};
+pub use sample::Sampler;

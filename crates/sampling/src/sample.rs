@@ -1,0 +1,192 @@
+//! Choosing tokens: one row, or a row of drafts verified by sampling and matching.
+
+use crate::filter::{Filter, Kept, Scratch, key, key_logit, key_token};
+use crate::noise::{NOISE_MAX, NoiseSource, noise_bound_of_word, noise_of_word};
+use crate::scan::{Largest, largest};
+use crate::{Error, SamplingParams};
+
+/// Validated parameters of one request, ready to sample with.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplingParams,
+    filter: Filter,
+}
+
+/// The best token so far: largest score, lowest id on ties.
+#[derive(Debug, Clone, Copy)]
+struct Best {
+    score: f64,
+    token_id: u32,
+}
+
+impl Best {
+    fn offer(&mut self, score: f64, token_id: u32) {
+        if score > self.score || (score == self.score && token_id < self.token_id) {
+            *self = Self { score, token_id };
+        }
+    }
+}
+
+impl Sampler {
+    /// Prepares parameters for sampling.
+    ///
+    /// # Errors
+    /// A parameter is out of range.
+    pub fn new(params: SamplingParams) -> Result<Self, Error> {
+        params.validate()?;
+        let filter = Filter {
+            temperature: f64::from(params.temperature),
+            top_k: usize::try_from(params.top_k).unwrap_or(usize::MAX),
+            top_p: f64::from(params.top_p),
+            min_p_log: f64::from(params.min_p).ln(),
+        };
+        Ok(Self { params, filter })
+    }
+
+    /// Prepares the parameters that a plan carries.
+    ///
+    /// # Errors
+    /// The bytes cannot be decoded or a parameter is out of range.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
+        Self::new(SamplingParams::from_bytes(bytes)?)
+    }
+
+    /// The parameters.
+    #[must_use]
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// Chooses the token at `index`, its 0-based position in prompt and output, from one row of raw logits.
+    ///
+    /// # Errors
+    /// A logit is NaN or positive infinity, or every token is excluded.
+    pub fn sample(&self, logits: &[f32], index: u64, scratch: &mut Scratch) -> Result<u32, Error> {
+        let largest = largest(logits)?;
+        if self.is_greedy() {
+            return Ok(largest.token_id);
+        }
+        let noise = NoiseSource::new(self.params.seed, index);
+        Ok(match self.filter.apply(logits, largest, scratch) {
+            Kept::AtLeast(floor) => self.best_of_row(logits, floor, largest, noise),
+            Kept::Ranked(keys) => self.best_of_ranked(keys, noise),
+        })
+    }
+
+    /// The tokens that the filters keep in this row, in rank order: what [`Sampler::sample`] chooses among.
+    ///
+    /// # Errors
+    /// The row is unusable.
+    pub fn kept(&self, logits: &[f32], scratch: &mut Scratch) -> Result<Vec<u32>, Error> {
+        let largest = largest(logits)?;
+        if self.is_greedy() {
+            return Ok(vec![largest.token_id]);
+        }
+        let floor = match self.filter.apply(logits, largest, scratch) {
+            Kept::Ranked(keys) => return Ok(keys.iter().map(|key| key_token(*key)).collect()),
+            Kept::AtLeast(floor) => floor,
+        };
+        let mut keys: Vec<u64> = (0..)
+            .zip(logits)
+            .filter(|(_, logit)| **logit >= floor)
+            .map(|(id, logit)| key(*logit, id))
+            .collect();
+        keys.sort_unstable_by(|left, right| right.cmp(left));
+        Ok(keys.into_iter().map(key_token).collect())
+    }
+
+    /// Verifies drafts by sampling the target at each position.
+    ///
+    /// `logits` is f32 `[drafts + 1, vocab_size]`: row j is what the target gave after draft j - 1, and its token has
+    /// position `first_index + j`. A draft is accepted while it equals the token sampled in its place; the first that
+    /// differs is replaced, and one more token follows when all are accepted. So 1 + accepted tokens are appended to
+    /// `emitted`, the very tokens that sampling one by one would give. Returns the number accepted.
+    ///
+    /// # Errors
+    /// The logits have another length, or a row that is reached is unusable; `emitted` then holds the tokens of the
+    /// rows before it.
+    pub fn verify(
+        &self,
+        logits: &[f32],
+        vocab_size: usize,
+        drafts: &[u32],
+        first_index: u64,
+        scratch: &mut Scratch,
+        emitted: &mut Vec<u32>,
+    ) -> Result<usize, Error> {
+        let expected = (drafts.len() + 1) * vocab_size;
+        if logits.len() != expected {
+            return Err(Error::LogitsLength {
+                expected,
+                got: logits.len(),
+            });
+        }
+        if vocab_size == 0 {
+            return Err(Error::NoCandidate { vocab_size });
+        }
+        let mut accepted = 0;
+        for (row, index) in logits.chunks_exact(vocab_size).zip(first_index..) {
+            let token_id = self.sample(row, index, scratch)?;
+            emitted.push(token_id);
+            if drafts.get(accepted) != Some(&token_id) {
+                break;
+            }
+            accepted += 1;
+        }
+        Ok(accepted)
+    }
+
+    /// Whether the likeliest token is the only one that can be chosen.
+    fn is_greedy(&self) -> bool {
+        self.params.temperature == 0.0 || self.params.top_k == 1
+    }
+
+    /// The winner among all tokens with a logit of at least `floor`.
+    ///
+    /// The likeliest token sets the score to beat; others are then ruled out by what noise can reach at most, or by
+    /// a bound on their own noise that takes no logarithm.
+    fn best_of_row(&self, logits: &[f32], floor: f32, largest: Largest, noise: NoiseSource) -> u32 {
+        let score = self.filter.scaled(largest.logit) + noise.of(largest.token_id);
+        let mut best = Best {
+            score,
+            token_id: largest.token_id,
+        };
+        let mut reach = self.lowest_that_can_win(score).max(floor);
+        for (id, &logit) in (0..).zip(logits) {
+            if logit < reach {
+                continue;
+            }
+            let (scaled, word) = (self.filter.scaled(logit), noise.word(id));
+            if scaled + noise_bound_of_word(word) >= best.score {
+                best.offer(scaled + noise_of_word(word), id);
+                reach = self.lowest_that_can_win(best.score).max(floor);
+            }
+        }
+        best.token_id
+    }
+
+    /// A logit under which no noise reaches `score`. [`NOISE_MAX`] exceeds the largest noise by more than this
+    /// arithmetic is off near zero, and the step down in f32 by more than it is off elsewhere.
+    fn lowest_that_can_win(&self, score: f64) -> f32 {
+        (((score - NOISE_MAX) * self.filter.temperature) as f32).next_down()
+    }
+
+    /// The winner among ranked tokens: once the noise cannot lift a token over the best, no later one can win.
+    fn best_of_ranked(&self, keys: &[u64], noise: NoiseSource) -> u32 {
+        let mut best = Best {
+            score: f64::NEG_INFINITY,
+            token_id: u32::MAX,
+        };
+        for &key in keys {
+            let (scaled, token_id) = (self.filter.scaled(key_logit(key)), key_token(key));
+            if scaled + NOISE_MAX < best.score {
+                break;
+            }
+            let word = noise.word(token_id);
+            if scaled + noise_bound_of_word(word) >= best.score {
+                best.offer(scaled + noise_of_word(word), token_id);
+            }
+        }
+        best.token_id
+    }
+}

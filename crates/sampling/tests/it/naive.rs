@@ -1,0 +1,65 @@
+//! The sampling rules written the slow and obvious way: sort everything, look at everything.
+
+use paceline_sampling::{SamplingParams, noise::NoiseSource};
+
+fn id(position: usize) -> u32 {
+    u32::try_from(position).expect("small")
+}
+
+/// The tokens that the filters keep, in rank order.
+pub(crate) fn kept(params: &SamplingParams, logits: &[f32]) -> Vec<u32> {
+    let mut ranked: Vec<usize> = (0..logits.len()).collect();
+    ranked.sort_by(|left, right| {
+        (logits[*right] + 0.0)
+            .total_cmp(&(logits[*left] + 0.0))
+            .then(left.cmp(right))
+    });
+    if params.temperature == 0.0 {
+        return vec![id(ranked[0])];
+    }
+    let scaled = |position: usize| f64::from(logits[position]) / f64::from(params.temperature);
+    let largest = scaled(ranked[0]);
+    let limit = usize::try_from(params.top_k).expect("64-bit");
+    let limited = limit > 0 && limit < logits.len();
+    if limited {
+        ranked.truncate(limit);
+    }
+    if params.top_p < 1.0 {
+        let weight = |position: usize| (scaled(position) - largest).exp();
+        let mut order = ranked.clone();
+        if !limited {
+            order.sort_unstable();
+        }
+        let total = order
+            .into_iter()
+            .fold(0.0, |sum, position| sum + weight(position));
+        let mut sum = 0.0;
+        let before_reaching = ranked.iter().take_while(|position| {
+            sum += weight(**position);
+            sum < f64::from(params.top_p) * total
+        });
+        let count = before_reaching.count() + 1;
+        ranked.truncate(count);
+    }
+    ranked.retain(|position| scaled(*position) - largest >= f64::from(params.min_p).ln());
+    ranked.into_iter().map(id).collect()
+}
+
+/// The token chosen: every kept token's score is computed.
+pub(crate) fn sample(params: &SamplingParams, logits: &[f32], index: u64) -> u32 {
+    let mut kept = kept(params, logits);
+    if kept.len() == 1 {
+        return kept[0];
+    }
+    kept.sort_unstable();
+    let noise = NoiseSource::new(params.seed, index);
+    let mut best = (f64::NEG_INFINITY, u32::MAX);
+    for token_id in kept {
+        let logit = logits[usize::try_from(token_id).expect("64-bit")];
+        let score = f64::from(logit) / f64::from(params.temperature) + noise.of(token_id);
+        if score > best.0 {
+            best = (score, token_id);
+        }
+    }
+    best.1
+}

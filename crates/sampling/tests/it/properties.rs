@@ -1,0 +1,153 @@
+//! Properties: the fast filters and the fast search equal the slow ones, and verification never changes the text.
+
+use paceline_sampling::{Sampler, SamplingParams, Scratch};
+use proptest::prelude::*;
+
+use crate::naive;
+
+/// Rows with many ties, excluded tokens and a wide or narrow range.
+fn row(vocab_size: impl Into<prop::collection::SizeRange>) -> impl Strategy<Value = Vec<f32>> {
+    let logit = prop_oneof![
+        4 => (-12_i16..12).prop_map(|step| f32::from(step) * 0.5),
+        4 => -8.0_f32..8.0,
+        1 => Just(f32::NEG_INFINITY),
+        1 => Just(-0.0_f32),
+        1 => -1e-30_f32..1e-30,
+    ];
+    (prop::collection::vec(logit, vocab_size), 0.0_f32..3.0).prop_map(|(mut logits, first)| {
+        logits[0] = first;
+        logits
+    })
+}
+
+fn params() -> impl Strategy<Value = SamplingParams> {
+    let temperature = prop_oneof![
+        Just(0.0_f32),
+        Just(1.0),
+        0.05_f32..4.0,
+        Just(1e-30),
+        Just(1e30)
+    ];
+    let top_k = prop_oneof![Just(0_u32), 1_u32..12, 1_u32..4000];
+    let top_p = prop_oneof![
+        Just(1.0_f32),
+        0.01_f32..1.0,
+        Just(0.5),
+        Just(1e-6),
+        Just(0.999_999_9)
+    ];
+    let min_p = prop_oneof![Just(0.0_f32), 0.0_f32..1.0, Just(1.0), Just(1e-20)];
+    (temperature, top_k, top_p, min_p, any::<u64>()).prop_map(
+        |(temperature, top_k, top_p, min_p, seed)| SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            logprobs: None,
+        },
+    )
+}
+
+fn sampler(params: SamplingParams) -> Sampler {
+    Sampler::new(params).expect("in range")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn filters_keep_what_the_plain_ones_keep(logits in row(1..80), params in params()) {
+        let mut scratch = Scratch::default();
+        let kept = sampler(params).kept(&logits, &mut scratch);
+        prop_assert_eq!(kept, Ok(naive::kept(&params, &logits)));
+    }
+
+    #[test]
+    fn the_token_is_the_one_of_a_full_search(logits in row(1..80), params in params(), index in any::<u64>()) {
+        let mut scratch = Scratch::default();
+        let sampler = sampler(params);
+        for index in (0..8).map(|step| index.wrapping_add(step)) {
+            let token_id = sampler.sample(&logits, index, &mut scratch);
+            prop_assert_eq!(token_id, Ok(naive::sample(&params, &logits, index)));
+        }
+    }
+
+    #[test]
+    fn verification_emits_the_tokens_of_sampling_one_by_one(
+        rows in prop::collection::vec(row(12), 1..9),
+        params in params(),
+        first_index in 0_u64..1 << 40,
+        wrong_from in 0_usize..9,
+        noise in prop::collection::vec(0_u32..12, 8),
+    ) {
+        let mut scratch = Scratch::default();
+        let sampler = sampler(params);
+        let mut expected = Vec::new();
+        for (logits, index) in rows.iter().zip(first_index..) {
+            expected.push(sampler.sample(logits, index, &mut scratch).expect("usable"));
+        }
+        let drafts: Vec<u32> = (0..rows.len() - 1)
+            .map(|position| if position < wrong_from { expected[position] } else { noise[position] })
+            .collect();
+        let mut emitted = vec![77];
+        let accepted = sampler
+            .verify(&rows.concat(), 12, &drafts, first_index, &mut scratch, &mut emitted)
+            .expect("usable");
+        prop_assert_eq!(&emitted[..1], &[77]);
+        prop_assert_eq!(&emitted[1..], &expected[..=accepted]);
+        prop_assert_eq!(&drafts[..accepted], &expected[..accepted]);
+        prop_assert!(accepted == drafts.len() || drafts[accepted] != expected[accepted]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn long_rows_too(logits in row(2000..6000), params in params(), index in any::<u64>()) {
+        let mut scratch = Scratch::default();
+        let sampler = sampler(params);
+        prop_assert_eq!(sampler.kept(&logits, &mut scratch), Ok(naive::kept(&params, &logits)));
+        let token_id = sampler.sample(&logits, index, &mut scratch);
+        prop_assert_eq!(token_id, Ok(naive::sample(&params, &logits, index)));
+    }
+}
+
+#[test]
+fn frequencies_follow_the_probabilities() {
+    let probabilities = [0.5_f32, 0.25, 0.125, 0.125];
+    let logits = probabilities.map(f32::ln);
+    let sampler = sampler(SamplingParams {
+        seed: 5,
+        ..SamplingParams::default()
+    });
+    let mut scratch = Scratch::default();
+    let draws = 40_000_u32;
+    let mut counts = [0_u32; 4];
+    for index in 0..u64::from(draws) {
+        let token_id = sampler
+            .sample(&logits, index, &mut scratch)
+            .expect("usable");
+        counts[usize::try_from(token_id).expect("small")] += 1;
+    }
+    for (count, probability) in counts.into_iter().zip(probabilities) {
+        let deviation = (f64::from(count) / f64::from(draws) - f64::from(probability)).abs();
+        assert!(deviation < 0.01, "{counts:?}");
+    }
+}
+
+#[test]
+fn verify_refuses_logits_of_another_length() {
+    let sampler = sampler(SamplingParams::greedy());
+    let (mut scratch, mut emitted) = (Scratch::default(), Vec::new());
+    let error = sampler.verify(&[0.0; 8], 4, &[1, 2], 0, &mut scratch, &mut emitted);
+    assert_eq!(
+        error,
+        Err(paceline_sampling::Error::LogitsLength {
+            expected: 12,
+            got: 8
+        })
+    );
+    assert!(emitted.is_empty());
+}
