@@ -18,7 +18,9 @@ def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
     """A function that starts daemons; each is stopped at the end of the test and checked for leftovers."""
     daemons: list[Daemon] = []
 
-    def start(*arguments: str | Path, environment: Mapping[str, str] | None = None, command: Sequence[str | Path] | None = None) -> Daemon:
+    def start(
+        *arguments: str | Path, environment: Mapping[str, str] | None = None, command: Sequence[str | Path] | None = None
+    ) -> Daemon:
         log_path = tmp_path / f"daemon{len(daemons)}.log"
         chosen = {} if command is None else {"command": command}
         daemon = Daemon(arguments, log_path=log_path, environment=environment, **chosen)

@@ -1,0 +1,144 @@
+"""Every model family's logits against transformers, on tiny random checkpoints over a paged cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from parity.paged import PagedModel
+
+transformers = pytest.importorskip("transformers")
+
+COMMON = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+CASES = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-mha-biases": ("Llama", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": ("Llama", {"head_dim": 32}),
+    "llama3-rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 1}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}),
+}
+TOLERANCE = 1e-4
+
+
+def make_checkpoint(folder: Path, family: str, fields: dict) -> torch.nn.Module:
+    """Save a random checkpoint of `family` and give the transformers model that made it."""
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{family}Config")(**{**COMMON, **fields})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval().to(torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Norms and biases start as ones and zeros, which would hide a mix-up.
+            scale = 0.5 if "norm" in name or name.endswith("bias") else 0.1
+            parameter.add_(torch.randn_like(parameter) * scale)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """A transformers model and the folder it was saved to."""
+    folder = tmp_path_factory.mktemp(request.param)
+    family, fields = CASES[request.param]
+    return make_checkpoint(folder, family, fields), folder
+
+
+def expected_logits(oracle: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return oracle(torch.tensor([tokens])).logits[0]
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    return torch.randint(0, 97, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    difference = (got - expected).abs().max().item()
+    assert difference < TOLERANCE, f"logits differ by {difference}"
+
+
+def test_prefill_of_several_rows(pair) -> None:
+    oracle, folder = pair
+    paged = PagedModel(folder)
+    prompts = [random_tokens(count, seed=count) for count in (1, 7, 50)]
+    blocks = [[5], [2, 9], list(range(20, 33))]
+    got = paged.run([(prompt, 0, row_blocks) for prompt, row_blocks in zip(prompts, blocks, strict=True)])
+    for prompt, logits in zip(prompts, got, strict=True):
+        assert_close(logits, expected_logits(oracle, prompt))
+
+
+def test_chunked_prefill_then_decode_beside_another_row(pair) -> None:
+    oracle, folder = pair
+    paged = PagedModel(folder)
+    first, second = random_tokens(45, seed=1), random_tokens(30, seed=2)
+    first_blocks = list(range(1, 13))
+    second_blocks = [40, 30, 41, 31, 32, 33, 60, 50]
+    expected_first, expected_second = expected_logits(oracle, first), expected_logits(oracle, second)
+    # Chunks of uneven sizes; the second row decodes from token 20 on while the first still runs its prompt.
+    assert_close(paged.run([(second[:20], 0, second_blocks)])[0], expected_second[:20])
+    done = 0
+    for step, chunk in enumerate((1, 10, 5, 17, 12)):
+        got_first, got_second = paged.run(
+            [(first[done : done + chunk], done, first_blocks), ([second[20 + step]], 20 + step, second_blocks)]
+        )
+        assert_close(got_first, expected_first[done : done + chunk])
+        assert_close(got_second, expected_second[20 + step : 21 + step])
+        done += chunk
+
+
+def test_uniform_rows_with_padding_rows(pair) -> None:
+    oracle, folder = pair
+    paged = PagedModel(folder)
+    tokens = [random_tokens(20, seed=3), random_tokens(24, seed=4)]
+    blocks = [[3, 4, 5, 6, 7, 8], [20, 10, 21, 11, 22, 12]]
+    paged.run([(tokens[0][:16], 0, blocks[0]), (tokens[1][:20], 0, blocks[1])])
+    got = paged.run([(tokens[0][16:], 16, blocks[0]), (tokens[1][20:], 20, blocks[1])], padding_rows=3)
+    assert_close(got[0], expected_logits(oracle, tokens[0])[16:])
+    assert_close(got[1], expected_logits(oracle, tokens[1])[20:])
+    assert not paged.cache.keys[0][:, :4].any(), "the null block was written"
+
+
+def test_older_spelling_of_rope_gives_the_same_logits(tmp_path: Path) -> None:
+    oracle = make_checkpoint(tmp_path, "Llama", {"rope_parameters": LLAMA3_ROPE})
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    scaling = dict(raw.pop("rope_parameters"))
+    raw["rope_theta"] = scaling.pop("rope_theta")
+    raw["rope_scaling"] = scaling
+    path.write_text(json.dumps(raw))
+    tokens = random_tokens(60, seed=5)
+    assert_close(PagedModel(tmp_path).run([(tokens, 0, list(range(1, 16)))])[0], expected_logits(oracle, tokens))
+
+
+def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
+    oracle = make_checkpoint(tmp_path, "Llama", {})
+    tokens = random_tokens(40, seed=6)
+    logits = PagedModel(tmp_path, torch.bfloat16).run([(tokens, 0, list(range(1, 11)))])[0]
+    expected = expected_logits(oracle.to(torch.bfloat16), tokens).float()
+    exact = expected_logits(oracle.to(torch.float32), tokens)
+    # As near to the exact result as transformers itself is in this type.
+    assert (logits - exact).abs().mean() < 2 * (expected - exact).abs().mean() + 1e-3
