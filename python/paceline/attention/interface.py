@@ -1,0 +1,51 @@
+"""What a model calls and what a backend is given: one explicit batch per pass, no hidden state elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.attention.contracts import Contract
+from paceline.attention.kv_cache import KvCache
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One pass as attention sees it: both counts padded (FULL) or both real, never one of each.
+
+    `query_start_loc` int32 `[rows + 1]`; `kv_lens` int32 `[rows]`, this pass's tokens included; `block_table` int32
+    `[rows, width]`; `slots` int64 `[tokens]`, -1 where nothing may be written. `uniform_query_len` is q in FULL, else 0.
+    """
+
+    rows: int
+    tokens: int
+    uniform_query_len: int
+    query_start_loc: Tensor
+    kv_lens: Tensor
+    block_table: Tensor
+    slots: Tensor
+
+
+class AttentionBackend(Protocol):
+    """Writes this pass's keys and values into the cache and attends over it."""
+
+    @property
+    def contract(self) -> Contract:
+        """What the backend declares that it takes."""
+
+    @property
+    def cache(self) -> KvCache:
+        """The cache that it reads and writes."""
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Take the batch of the next pass; called once per pass, before any layer."""
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend in one layer.
+
+        Takes `queries [tokens, heads, head_size]`, `keys` and `values [tokens, kv_heads, head_size]`; gives
+        `[tokens, heads * head_size]`. Causal and bottom-right aligned: query j of a row with q queries and n keys sees
+        keys `0 .. n - q + j`.
+        """

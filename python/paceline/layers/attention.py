@@ -1,0 +1,57 @@
+"""Self-attention of a dense decoder layer, up to and after the backend that reads and writes the KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.attention.interface import AttentionBackend
+from paceline.layers.linear import Linear
+from paceline.layers.rotary import rotate
+
+
+class QkNorm:
+    """RMS norm of each query and key head (Qwen3), applied to both in one call."""
+
+    __slots__ = ("eps", "weight")
+
+    def __init__(self, query_weight: Tensor, key_weight: Tensor, head_count: int, kv_head_count: int, eps: float) -> None:
+        """Stack `[head_size]` weights into one row per head, query heads first."""
+        self.weight = torch.cat((query_weight.expand(head_count, -1), key_weight.expand(kv_head_count, -1)))
+        self.eps = eps
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """Normalise `heads [tokens, query heads + key heads, head_size]`."""
+        return functional.rms_norm(heads, (heads.shape[-1],), None, self.eps) * self.weight
+
+
+class SelfAttention:
+    """Fused q, k, v product; optional per-head norm; rotation; the backend; output product."""
+
+    __slots__ = ("head_count", "head_size", "kv_head_count", "layer", "norm", "output", "qkv")
+
+    def __init__(
+        self, layer: int, qkv: Linear, output: Linear, norm: QkNorm | None, head_count: int, kv_head_count: int, head_size: int
+    ) -> None:
+        """Take `qkv [(heads + 2 * kv heads) * head_size, hidden]` in that order and `output [hidden, heads * head_size]`."""
+        self.layer = layer
+        self.qkv = qkv
+        self.output = output
+        self.norm = norm
+        self.head_count = head_count
+        self.kv_head_count = kv_head_count
+        self.head_size = head_size
+
+    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], backend: AttentionBackend) -> Tensor:
+        """Attend for `x [tokens, hidden]`: this step's keys and values are written first, then read with the rest."""
+        rotated_count = self.head_count + self.kv_head_count
+        heads = self.qkv(x).view(-1, rotated_count + self.kv_head_count, self.head_size)
+        to_rotate = heads[:, :rotated_count]
+        if self.norm is not None:
+            to_rotate = self.norm(to_rotate)
+        rotated = rotate(to_rotate, *rotation)
+        attended = backend.attend(
+            self.layer, rotated[:, : self.head_count], rotated[:, self.head_count :], heads[:, rotated_count:]
+        )
+        return self.output(attended)

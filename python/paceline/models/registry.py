@@ -1,0 +1,34 @@
+"""From the architecture named in a `config.json` to the class that runs it.
+
+Adding a family is a file in this folder, a line here and a line in `config.py`. Imports torch only in `build_model`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from paceline.models.config import ConfigError, ModelConfig, known_architectures
+
+if TYPE_CHECKING:
+    from paceline.models.llama import LlamaForCausalLM
+    from paceline.weights.loader import WeightReader
+
+_FAMILIES = {
+    "LlamaForCausalLM": "paceline.models.llama",
+    "Qwen2ForCausalLM": "paceline.models.qwen",
+    "Qwen3ForCausalLM": "paceline.models.qwen",
+}
+
+
+def build_model(config: ModelConfig, weights: WeightReader, max_positions: int) -> LlamaForCausalLM:
+    """Build the network of `config.architecture` from `weights`, able to run positions below `max_positions`.
+
+    Raises `ConfigError` for an architecture that has no family, `WeightsError` for tensors that are missing or of
+    another shape.
+    """
+    if config.architecture not in _FAMILIES:
+        raise ConfigError(f"unknown architecture {config.architecture}; known are {', '.join(known_architectures())}")
+    family = import_module(_FAMILIES[config.architecture])
+    model: LlamaForCausalLM = getattr(family, config.architecture)(config, weights, max_positions)
+    return model
