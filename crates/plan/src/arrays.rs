@@ -52,28 +52,14 @@ pub fn fill_target(
     let pass = step.group.target();
     let load = pass.loads()[step.rank_index];
     let (rows, tokens) = match pass.shape() {
-        Shape::Full { rows_padded, .. } => {
-            (rows_padded.as_usize(), pass.tokens_padded().as_usize())
-        }
+        Shape::Full { rows_padded, .. } => (rows_padded.as_usize(), pass.tokens_padded().as_usize()),
         Shape::Piecewise { tokens_padded } => (load.rows_run() as usize, tokens_padded.as_usize()),
         Shape::Eager => (load.rows_run() as usize, load.tokens_run() as usize),
     };
     check_capacity(arrays, rows, tokens, width)?;
-    clear(
-        arrays,
-        rows.max(extent.rows),
-        tokens.max(extent.tokens),
-        width,
-    );
+    clear(arrays, rows.max(extent.rows), tokens.max(extent.tokens), width);
     *extent = Extent { rows, tokens };
-    let mut writer = Writer {
-        table,
-        arrays,
-        width,
-        row: 0,
-        token: 0,
-        logits: 0,
-    };
+    let mut writer = Writer { table, arrays, width, row: 0, token: 0, logits: 0 };
     let decode_rows = step.rank.decode_rows() as usize;
     for (index, row) in step.rank.rows().iter().enumerate() {
         writer.real_row(row, index < decode_rows);
@@ -91,12 +77,7 @@ pub fn fill_target(
     Ok(logits)
 }
 
-fn check_capacity(
-    arrays: &TargetArrays<'_>,
-    rows: usize,
-    tokens: usize,
-    width: usize,
-) -> Result<(), Error> {
+fn check_capacity(arrays: &TargetArrays<'_>, rows: usize, tokens: usize, width: usize) -> Result<(), Error> {
     let row_capacity = (arrays.query_start_loc.len() as i64 - 1)
         .min(arrays.kv_lens.len() as i64)
         .min((arrays.block_table.len() / width.max(1)) as i64);
@@ -111,12 +92,7 @@ fn check_capacity(
     .min()
     .unwrap_or(0);
     check_at_least(5, "row capacity of the arrays", rows as i64, row_capacity)?;
-    check_at_least(
-        5,
-        "token capacity of the arrays",
-        tokens as i64,
-        token_capacity as i64,
-    )
+    check_at_least(5, "token capacity of the arrays", tokens as i64, token_capacity as i64)
 }
 
 /// Pad values over everything that this step or the last one touches.
@@ -143,10 +119,7 @@ struct Writer<'a, 'b> {
 
 impl Writer<'_, '_> {
     fn real_row(&mut self, row: &Row, is_decode: bool) {
-        let state = self
-            .table
-            .seat(row.seat)
-            .expect("begin() has checked that the seat holds a request");
+        let state = self.table.seat(row.seat).expect("begin() has checked that the seat holds a request");
         let limits = self.table.limits();
         let (start, query_len) = (state.computed(), row.query_len.get());
         let first_token = self.token;
@@ -164,8 +137,7 @@ impl Writer<'_, '_> {
                 _ if offset <= row.drafts => state.drafts()[offset as usize - 1],
                 // Placeholder: no write slot, and a position that the model knows.
                 _ => {
-                    self.arrays.positions[self.token] =
-                        position.min(limits.max_model_len - 1).into();
+                    self.arrays.positions[self.token] = position.min(limits.max_model_len - 1).into();
                     self.arrays.request_index[self.token] = self.row as i32;
                     self.token += 1;
                     continue;
@@ -174,8 +146,8 @@ impl Writer<'_, '_> {
             let block = state.blocks()[(position / limits.block_size) as usize];
             self.arrays.input_ids[self.token] = token_id.into();
             self.arrays.positions[self.token] = position.into();
-            self.arrays.slots[self.token] = i64::from(block.get()) * i64::from(limits.block_size)
-                + i64::from(position % limits.block_size);
+            self.arrays.slots[self.token] =
+                i64::from(block.get()) * i64::from(limits.block_size) + i64::from(position % limits.block_size);
             self.arrays.request_index[self.token] = self.row as i32;
             self.token += 1;
         }

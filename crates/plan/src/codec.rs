@@ -22,8 +22,7 @@ pub trait Coded: Sized {
 
 /// Encodes a part of a plan, or a reply.
 pub fn to_bytes<T: Coded>(value: &T) -> Vec<u8> {
-    rmp_serde::to_vec(&value.to_wire())
-        .expect("wire forms always encode: they hold no map and no borrowed state")
+    rmp_serde::to_vec(&value.to_wire()).expect("wire forms always encode: they hold no map and no borrowed state")
 }
 
 /// Decodes and checks.
@@ -31,9 +30,7 @@ pub fn to_bytes<T: Coded>(value: &T) -> Vec<u8> {
 /// # Errors
 /// [`Error::Decode`] for bytes that are no value of `T`; [`Error::Rule`] for a value that breaks a rule.
 pub fn from_bytes<T: Coded>(bytes: &[u8]) -> Result<T, Error> {
-    let wire = rmp_serde::from_slice(bytes).map_err(|error| Error::Decode {
-        message: error.to_string(),
-    })?;
+    let wire = rmp_serde::from_slice(bytes).map_err(|error| Error::Decode { message: error.to_string() })?;
     T::from_wire(wire)
 }
 
@@ -42,7 +39,5 @@ pub fn from_bytes<T: Coded>(bytes: &[u8]) -> Result<T, Error> {
 pub fn digest(bytes: &[u8]) -> u64 {
     const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0000_0100_0000_01b3;
-    bytes.iter().fold(OFFSET_BASIS, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(PRIME)
-    })
+    bytes.iter().fold(OFFSET_BASIS, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
 }

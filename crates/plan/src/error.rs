@@ -25,18 +25,8 @@ pub enum Error {
 
 impl Error {
     /// A broken rule with both numbers.
-    pub fn rule(
-        rule: u32,
-        field: &'static str,
-        expected: impl Into<i64>,
-        got: impl Into<i64>,
-    ) -> Self {
-        Self::Rule {
-            rule,
-            field,
-            expected: expected.into(),
-            got: got.into(),
-        }
+    pub fn rule(rule: u32, field: &'static str, expected: impl Into<i64>, got: impl Into<i64>) -> Self {
+        Self::Rule { rule, field, expected: expected.into(), got: got.into() }
     }
 
     /// Name of the broken rule as it travels in a refusal: `rule 4`, or `decode`.
@@ -49,43 +39,16 @@ impl Error {
 }
 
 /// Fails with the numbers unless `got == expected`.
-pub(crate) fn check_equal(
-    rule: u32,
-    field: &'static str,
-    expected: i64,
-    got: i64,
-) -> Result<(), Error> {
-    if expected == got {
-        Ok(())
-    } else {
-        Err(Error::rule(rule, field, expected, got))
-    }
+pub(crate) fn check_equal(rule: u32, field: &'static str, expected: i64, got: i64) -> Result<(), Error> {
+    if expected == got { Ok(()) } else { Err(Error::rule(rule, field, expected, got)) }
 }
 
 /// Fails with the numbers unless `got <= most`.
-pub(crate) fn check_at_most(
-    rule: u32,
-    field: &'static str,
-    most: i64,
-    got: i64,
-) -> Result<(), Error> {
-    if got <= most {
-        Ok(())
-    } else {
-        Err(Error::rule(rule, field, most, got))
-    }
+pub(crate) fn check_at_most(rule: u32, field: &'static str, most: i64, got: i64) -> Result<(), Error> {
+    if got <= most { Ok(()) } else { Err(Error::rule(rule, field, most, got)) }
 }
 
 /// Fails with the numbers unless `got >= least`.
-pub(crate) fn check_at_least(
-    rule: u32,
-    field: &'static str,
-    least: i64,
-    got: i64,
-) -> Result<(), Error> {
-    if got >= least {
-        Ok(())
-    } else {
-        Err(Error::rule(rule, field, least, got))
-    }
+pub(crate) fn check_at_least(rule: u32, field: &'static str, least: i64, got: i64) -> Result<(), Error> {
+    if got >= least { Ok(()) } else { Err(Error::rule(rule, field, least, got)) }
 }

@@ -8,6 +8,7 @@
 //! randomness or log, and it holds no float (float bits travel as `u32`).
 
 pub mod arrays;
+mod checks;
 mod codec;
 pub mod counts;
 mod error;
@@ -21,15 +22,14 @@ pub mod seats;
 pub mod step;
 mod words;
 
+pub use checks::check_rank;
 pub use codec::{Coded, digest, from_bytes, to_bytes};
 pub use counts::{DummyRows, QueryLen, Rows, RowsPadded, Tokens, TokensPadded};
 pub use error::Error;
 pub use ids::{BlockId, DpRank, Epoch, GroupId, KvGroup, Seat, SeatGeneration, StepId};
 pub use limits::WorkerLimits;
 pub use pass::{Mode, Network, Pass, PassKind, RankLoad, Shape};
-pub use rank::{
-    Admission, BlockAppend, Feed, LogitsWanted, Mask, RankDraft, RankPart, Release, Row,
-};
+pub use rank::{Admission, BlockAppend, Feed, LogitsWanted, Mask, RankDraft, RankPart, Release, Row};
 pub use reply::{RowReply, StepReply, TokenLogprobs};
-pub use step::{GroupDraft, GroupPart, StepPlan, check_rank};
+pub use step::{GroupDraft, GroupPart, StepPlan};
 pub use words::Words;

@@ -228,31 +228,18 @@ impl Pass {
     pub fn rows_padded(&self) -> RowsPadded {
         match self.shape {
             Shape::Full { rows_padded, .. } => rows_padded,
-            Shape::Piecewise { .. } | Shape::Eager => RowsPadded::new(
-                self.loads
-                    .iter()
-                    .map(|load| load.rows_run())
-                    .max()
-                    .unwrap_or(0),
-            ),
+            Shape::Piecewise { .. } | Shape::Eager => {
+                RowsPadded::new(self.loads.iter().map(|load| load.rows_run()).max().unwrap_or(0))
+            }
         }
     }
 
     /// Tokens that kernels and collectives are given, the same on all ranks. EAGER: tokens of the largest rank.
     pub fn tokens_padded(&self) -> TokensPadded {
         match self.shape {
-            Shape::Full {
-                query_len,
-                rows_padded,
-            } => rows_padded.uniform_tokens(query_len),
+            Shape::Full { query_len, rows_padded } => rows_padded.uniform_tokens(query_len),
             Shape::Piecewise { tokens_padded } => tokens_padded,
-            Shape::Eager => TokensPadded::new(
-                self.loads
-                    .iter()
-                    .map(|load| load.tokens_run())
-                    .max()
-                    .unwrap_or(0),
-            ),
+            Shape::Eager => TokensPadded::new(self.loads.iter().map(|load| load.tokens_run()).max().unwrap_or(0)),
         }
     }
 }
@@ -264,56 +251,30 @@ fn check_load(kind: PassKind, shape: Shape, load: RankLoad) -> Result<(), Error>
                 return Err(Error::rule(1, "rows of a real rank", 1, 0));
             }
             if tokens.get() < rows.get() {
-                return Err(Error::rule(
-                    4,
-                    "tokens of a real rank",
-                    rows.get(),
-                    tokens.get(),
-                ));
+                return Err(Error::rule(4, "tokens of a real rank", rows.get(), tokens.get()));
             }
             if let PassKind::Single { .. } = kind {
-                check_equal(
-                    2,
-                    "tokens of a single pass",
-                    rows.get().into(),
-                    tokens.get().into(),
-                )?;
+                check_equal(2, "tokens of a single pass", rows.get().into(), tokens.get().into())?;
             }
         }
         RankLoad::Dummy { query_len } => {
             if let PassKind::Single { .. } = kind {
-                check_equal(
-                    8,
-                    "dummy tokens of a single pass",
-                    1,
-                    query_len.get().into(),
-                )?;
+                check_equal(8, "dummy tokens of a single pass", 1, query_len.get().into())?;
             }
         }
     }
     match shape {
-        Shape::Full {
-            query_len,
-            rows_padded,
-        } => {
+        Shape::Full { query_len, rows_padded } => {
             if let PassKind::Single { .. } = kind {
                 check_equal(2, "query_len of a single pass", 1, query_len.get().into())?;
             }
             check_at_most(4, "rows", rows_padded.get().into(), load.rows_run().into())?;
             let uniform = u64::from(load.rows_run()) * u64::from(query_len.get());
-            check_equal(
-                3,
-                "tokens of a FULL pass",
-                uniform.cast_signed(),
-                load.tokens_run().into(),
-            )
+            check_equal(3, "tokens of a FULL pass", uniform.cast_signed(), load.tokens_run().into())
         }
-        Shape::Piecewise { tokens_padded } => check_at_most(
-            3,
-            "tokens",
-            tokens_padded.get().into(),
-            load.tokens_run().into(),
-        ),
+        Shape::Piecewise { tokens_padded } => {
+            check_at_most(3, "tokens", tokens_padded.get().into(), load.tokens_run().into())
+        }
         Shape::Eager => Ok(()),
     }
 }
@@ -347,11 +308,7 @@ impl From<&Pass> for PassWire {
             tokens_padded: pass.tokens_padded().get(),
             rows: pass.loads.iter().map(|load| load.rows_run()).collect(),
             tokens: pass.loads.iter().map(|load| load.tokens_run()).collect(),
-            dummy: pass
-                .loads
-                .iter()
-                .map(|load| u32::from(load.is_dummy()))
-                .collect(),
+            dummy: pass.loads.iter().map(|load| u32::from(load.is_dummy())).collect(),
         }
     }
 }
@@ -361,79 +318,38 @@ impl TryFrom<PassWire> for Pass {
 
     fn try_from(wire: PassWire) -> Result<Self, Error> {
         let ranks = wire.rows.len();
-        check_equal(
-            2,
-            "token counts of a pass",
-            ranks as i64,
-            wire.tokens.len() as i64,
-        )?;
-        check_equal(
-            2,
-            "dummy flags of a pass",
-            ranks as i64,
-            wire.dummy.len() as i64,
-        )?;
-        let mode = *MODE_CODES
-            .get(wire.mode as usize)
-            .ok_or(Error::rule(2, "mode", 2, wire.mode))?;
+        check_equal(2, "token counts of a pass", ranks as i64, wire.tokens.len() as i64)?;
+        check_equal(2, "dummy flags of a pass", ranks as i64, wire.dummy.len() as i64)?;
+        let mode = *MODE_CODES.get(wire.mode as usize).ok_or(Error::rule(2, "mode", 2, wire.mode))?;
         let shape = match mode {
             Mode::Full => Shape::Full {
                 query_len: QueryLen::new(wire.query_len)?,
                 rows_padded: RowsPadded::new(wire.rows_padded),
             },
-            Mode::Piecewise => Shape::Piecewise {
-                tokens_padded: TokensPadded::new(wire.tokens_padded),
-            },
+            Mode::Piecewise => Shape::Piecewise { tokens_padded: TokensPadded::new(wire.tokens_padded) },
             Mode::Eager => Shape::Eager,
         };
-        if let Shape::Full {
-            query_len,
-            rows_padded,
-        } = shape
+        if let Shape::Full { query_len, rows_padded } = shape
             && rows_padded.get().checked_mul(query_len.get()).is_none()
         {
-            return Err(Error::rule(
-                4,
-                "rows_padded",
-                u32::MAX / query_len.get(),
-                rows_padded.get(),
-            ));
+            return Err(Error::rule(4, "rows_padded", u32::MAX / query_len.get(), rows_padded.get()));
         }
         let mut loads = Vec::with_capacity(ranks);
         for index in 0..ranks {
-            loads.push(load_from_wire(
-                wire.rows[index],
-                wire.tokens[index],
-                wire.dummy[index],
-            )?);
+            loads.push(load_from_wire(wire.rows[index], wire.tokens[index], wire.dummy[index])?);
         }
         let pass = Self::new(PassKind::from_code(wire.kind), shape, loads)?;
-        check_equal(
-            4,
-            "rows_padded",
-            pass.rows_padded().get().into(),
-            wire.rows_padded.into(),
-        )?;
-        check_equal(
-            4,
-            "tokens_padded",
-            pass.tokens_padded().get().into(),
-            wire.tokens_padded.into(),
-        )?;
+        check_equal(4, "rows_padded", pass.rows_padded().get().into(), wire.rows_padded.into())?;
+        check_equal(4, "tokens_padded", pass.tokens_padded().get().into(), wire.tokens_padded.into())?;
         Ok(pass)
     }
 }
 
 fn load_from_wire(rows: u32, tokens: u32, dummy: u32) -> Result<RankLoad, Error> {
     if dummy == 0 {
-        return Ok(RankLoad::Real {
-            rows: Rows::new(rows),
-            tokens: Tokens::new(tokens),
-        });
+        return Ok(RankLoad::Real { rows: Rows::new(rows), tokens: Tokens::new(tokens) });
     }
     check_equal(1, "dummy flag", 1, dummy.into())?;
     check_equal(1, "rows of a dummy", 1, rows.into())?;
-    Ok(RankLoad::Dummy {
-        query_len: QueryLen::new(tokens)?,
-    })
+    Ok(RankLoad::Dummy { query_len: QueryLen::new(tokens)? })
 }

@@ -172,35 +172,16 @@ impl RankPart {
     /// Rule 2 for more decode rows than rows, rule 9 when a row's drafts do not fit its length or a prompt chunk
     /// has drafts, rule 11 when a seat has two rows.
     pub fn new(draft: RankDraft) -> Result<Self, Error> {
-        check_at_most(
-            2,
-            "decode_rows",
-            draft.rows.len() as i64,
-            draft.decode_rows.into(),
-        )?;
+        check_at_most(2, "decode_rows", draft.rows.len() as i64, draft.decode_rows.into())?;
         for (index, row) in draft.rows.iter().enumerate() {
             let is_decode = index < draft.decode_rows as usize;
-            let most = if is_decode {
-                row.query_len.get() - 1
-            } else {
-                0
-            };
+            let most = if is_decode { row.query_len.get() - 1 } else { 0 };
             check_at_most(9, "drafts", most.into(), row.drafts.into())?;
             if is_decode && !matches!(row.logits, LogitsWanted::Verify) {
-                return Err(Error::rule(
-                    20,
-                    "logits of a decode row",
-                    LogitsWanted::Verify.code(),
-                    row.logits.code(),
-                ));
+                return Err(Error::rule(20, "logits of a decode row", LogitsWanted::Verify.code(), row.logits.code()));
             }
             if !is_decode && matches!(row.logits, LogitsWanted::Verify) {
-                return Err(Error::rule(
-                    20,
-                    "logits of a prompt row",
-                    LogitsWanted::Last.code(),
-                    row.logits.code(),
-                ));
+                return Err(Error::rule(20, "logits of a prompt row", LogitsWanted::Last.code(), row.logits.code()));
             }
         }
         let mut seats: Vec<u32> = draft.rows.iter().map(|row| row.seat.get()).collect();
@@ -268,7 +249,8 @@ impl RankPart {
 
     /// Tokens of requests, placeholders included: what the budget B counts.
     pub fn tokens_real(&self) -> Tokens {
-        Tokens::new(self.draft.rows.iter().map(|row| row.query_len.get()).sum())
+        let total: u64 = self.draft.rows.iter().map(|row| u64::from(row.query_len.get())).sum();
+        Tokens::new(u32::try_from(total).unwrap_or(u32::MAX))
     }
 }
 
@@ -319,21 +301,9 @@ impl From<&RankPart> for RankWire {
             row_blocks: column(|row| row.blocks),
             row_logits: column(|row| row.logits.code()),
             row_masks: column(|row| row.mask.code()),
-            copy_sources: draft
-                .block_copies
-                .iter()
-                .map(|(source, _)| source.get())
-                .collect(),
-            copy_destinations: draft
-                .block_copies
-                .iter()
-                .map(|(_, destination)| destination.get())
-                .collect(),
-            block_zeroings: draft
-                .block_zeroings
-                .iter()
-                .map(|block| block.get())
-                .collect(),
+            copy_sources: draft.block_copies.iter().map(|(source, _)| source.get()).collect(),
+            copy_destinations: draft.block_copies.iter().map(|(_, destination)| destination.get()).collect(),
+            block_zeroings: draft.block_zeroings.iter().map(|block| block.get()).collect(),
             releases: draft.releases.clone(),
             admissions: draft.admissions.clone(),
             feeds: draft.feeds.clone(),
@@ -358,12 +328,8 @@ impl RankWire {
             query_len: QueryLen::new(self.row_query_lens[index])?,
             drafts: self.row_drafts[index],
             blocks: self.row_blocks[index],
-            logits: *LogitsWanted::CODES
-                .get(logits as usize)
-                .ok_or(Error::rule(20, "logits", 3, logits))?,
-            mask: *Mask::CODES
-                .get(mask as usize)
-                .ok_or(Error::rule(19, "mask", 2, mask))?,
+            logits: *LogitsWanted::CODES.get(logits as usize).ok_or(Error::rule(20, "logits", 3, logits))?,
+            mask: *Mask::CODES.get(mask as usize).ok_or(Error::rule(19, "mask", 2, mask))?,
         })
     }
 }
@@ -383,19 +349,9 @@ impl TryFrom<RankWire> for RankPart {
             &wire.row_masks,
         ];
         for column in columns {
-            check_equal(
-                2,
-                "length of a row column",
-                count as i64,
-                column.len() as i64,
-            )?;
+            check_equal(2, "length of a row column", count as i64, column.len() as i64)?;
         }
-        check_equal(
-            2,
-            "copy destinations",
-            wire.copy_sources.len() as i64,
-            wire.copy_destinations.len() as i64,
-        )?;
+        check_equal(2, "copy destinations", wire.copy_sources.len() as i64, wire.copy_destinations.len() as i64)?;
         for (field, got) in [
             ("masks", wire.masks.len()),
             ("history", wire.history.len()),
@@ -405,9 +361,7 @@ impl TryFrom<RankWire> for RankPart {
         ] {
             check_equal(13, field, 0, got as i64)?;
         }
-        let rows = (0..count)
-            .map(|index| wire.row(index))
-            .collect::<Result<_, _>>()?;
+        let rows = (0..count).map(|index| wire.row(index)).collect::<Result<_, _>>()?;
         let copies = wire.copy_sources.iter().zip(wire.copy_destinations.iter());
         Self::new(RankDraft {
             dp_rank: wire.dp_rank,
@@ -415,14 +369,8 @@ impl TryFrom<RankWire> for RankPart {
             admissions: wire.admissions,
             feeds: wire.feeds,
             block_appends: wire.block_appends,
-            block_copies: copies
-                .map(|(source, to)| (BlockId::new(*source), BlockId::new(*to)))
-                .collect(),
-            block_zeroings: wire
-                .block_zeroings
-                .iter()
-                .map(|block| BlockId::new(*block))
-                .collect(),
+            block_copies: copies.map(|(source, to)| (BlockId::new(*source), BlockId::new(*to))).collect(),
+            block_zeroings: wire.block_zeroings.iter().map(|block| BlockId::new(*block)).collect(),
             rows,
             decode_rows: wire.decode_rows,
         })

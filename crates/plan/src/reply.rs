@@ -79,11 +79,7 @@ impl From<&StepReply> for ReplyWire {
             known: column(|row| row.known),
             accepted: column(|row| row.accepted),
             emitted_counts: column(|row| row.emitted.len() as u32),
-            emitted: reply
-                .rows
-                .iter()
-                .flat_map(|row| row.emitted.iter().copied())
-                .collect(),
+            emitted: reply.rows.iter().flat_map(|row| row.emitted.iter().copied()).collect(),
             proposed: column(|row| row.proposed),
             logprob_counts: Words::default(),
             logprob_token_ids: Words::default(),
@@ -96,8 +92,7 @@ impl From<&StepReply> for ReplyWire {
             for row in &reply.rows {
                 for index in 0..row.emitted.len() {
                     let entry = row.logprobs.get(index);
-                    wire.logprob_counts
-                        .push(entry.map_or(0, |entry| entry.token_ids.len() as u32));
+                    wire.logprob_counts.push(entry.map_or(0, |entry| entry.token_ids.len() as u32));
                     if let Some(entry) = entry {
                         wire.logprob_token_ids.0.extend_from_slice(&entry.token_ids);
                         wire.logprob_bits.0.extend_from_slice(&entry.logprob_bits);
@@ -118,15 +113,12 @@ struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     fn take(&mut self, count: u32) -> Result<&'a [u32], Error> {
         let available = self.words.len();
-        let (head, rest) = self
-            .words
-            .split_at_checked(count as usize)
-            .ok_or(Error::rule(
-                11,
-                self.field,
-                i64::from(count),
-                available as i64,
-            ))?;
+        let (head, rest) = self.words.split_at_checked(count as usize).ok_or(Error::rule(
+            11,
+            self.field,
+            i64::from(count),
+            available as i64,
+        ))?;
         self.words = rest;
         Ok(head)
     }
@@ -141,38 +133,15 @@ impl TryFrom<ReplyWire> for StepReply {
 
     fn try_from(wire: ReplyWire) -> Result<Self, Error> {
         let count = wire.seats.len();
-        for column in [
-            &wire.generations,
-            &wire.known,
-            &wire.accepted,
-            &wire.emitted_counts,
-            &wire.proposed,
-        ] {
-            check_equal(
-                11,
-                "length of a reply column",
-                count as i64,
-                column.len() as i64,
-            )?;
+        for column in [&wire.generations, &wire.known, &wire.accepted, &wire.emitted_counts, &wire.proposed] {
+            check_equal(11, "length of a reply column", count as i64, column.len() as i64)?;
         }
         let timings_us = <[u32; 4]>::try_from(&wire.timings_us[..])
             .map_err(|_| Error::rule(11, "timings", 4, wire.timings_us.len() as i64))?;
-        let mut emitted = Cursor {
-            words: &wire.emitted,
-            field: "emitted tokens",
-        };
-        let mut counts = Cursor {
-            words: &wire.logprob_counts,
-            field: "logprob counts",
-        };
-        let mut ids = Cursor {
-            words: &wire.logprob_token_ids,
-            field: "logprob token ids",
-        };
-        let mut bits = Cursor {
-            words: &wire.logprob_bits,
-            field: "logprob bits",
-        };
+        let mut emitted = Cursor { words: &wire.emitted, field: "emitted tokens" };
+        let mut counts = Cursor { words: &wire.logprob_counts, field: "logprob counts" };
+        let mut ids = Cursor { words: &wire.logprob_token_ids, field: "logprob token ids" };
+        let mut bits = Cursor { words: &wire.logprob_bits, field: "logprob bits" };
         let mut rows = Vec::with_capacity(count);
         for index in 0..count {
             let emitted_count = wire.emitted_counts[index];
@@ -201,13 +170,7 @@ impl TryFrom<ReplyWire> for StepReply {
         for cursor in [&emitted, &counts, &ids, &bits] {
             cursor.finish()?;
         }
-        Ok(Self {
-            dp_rank: wire.dp_rank,
-            rows,
-            passes: wire.passes,
-            collectives: wire.collectives,
-            timings_us,
-        })
+        Ok(Self { dp_rank: wire.dp_rank, rows, passes: wire.passes, collectives: wire.collectives, timings_us })
     }
 }
 

@@ -8,9 +8,9 @@
 
 use crate::error::{check_at_least, check_at_most, check_equal};
 use crate::{
-    Admission, BlockAppend, BlockId, DpRank, Epoch, Error, Feed, GroupId, GroupPart, LogitsWanted,
-    RankPart, Release, Row, RowReply, Seat, SeatGeneration, StepId, StepReply, TokenLogprobs,
-    WorkerLimits, check_rank, digest, from_bytes,
+    Admission, BlockAppend, BlockId, DpRank, Epoch, Error, Feed, GroupId, GroupPart, LogitsWanted, RankPart, Release,
+    Row, RowReply, Seat, SeatGeneration, StepId, StepReply, TokenLogprobs, WorkerLimits, check_rank, digest,
+    from_bytes,
 };
 
 /// Which step an envelope says it carries.
@@ -129,15 +129,13 @@ impl SeatTable {
     ///
     /// # Errors
     /// Rule 1 when `dp_rank` is not in the group.
-    pub fn new(
-        limits: WorkerLimits,
-        dp_rank: DpRank,
-        group_dp_ranks: Vec<DpRank>,
-    ) -> Result<Self, Error> {
-        let rank_index = group_dp_ranks
-            .iter()
-            .position(|other| *other == dp_rank)
-            .ok_or(Error::rule(1, "dp_rank in the group", -1, dp_rank.get()))?;
+    pub fn new(limits: WorkerLimits, dp_rank: DpRank, group_dp_ranks: Vec<DpRank>) -> Result<Self, Error> {
+        let rank_index = group_dp_ranks.iter().position(|other| *other == dp_rank).ok_or(Error::rule(
+            1,
+            "dp_rank in the group",
+            -1,
+            dp_rank.get(),
+        ))?;
         Ok(Self {
             limits,
             group_dp_ranks,
@@ -180,12 +178,7 @@ impl SeatTable {
     ///
     /// # Errors
     /// The broken rule with both numbers. From then on every plan of this epoch is refused.
-    pub fn begin(
-        &mut self,
-        header: StepHeader,
-        group_part: &[u8],
-        rank_part: &[u8],
-    ) -> Result<WorkerStep, Error> {
+    pub fn begin(&mut self, header: StepHeader, group_part: &[u8], rank_part: &[u8]) -> Result<WorkerStep, Error> {
         if self.refused {
             return Err(Error::rule(13, "refusals in this epoch", 0, 1));
         }
@@ -200,57 +193,17 @@ impl SeatTable {
         group_part: &[u8],
         rank_part: &[u8],
     ) -> Result<WorkerStep, Error> {
-        check_equal(
-            13,
-            "epoch",
-            self.epoch.get().into(),
-            header.epoch.get().into(),
-        )?;
-        check_equal(
-            13,
-            "step",
-            self.next_step.get().cast_signed(),
-            header.step.get().cast_signed(),
-        )?;
-        check_equal(
-            11,
-            "digest",
-            digest(group_part).cast_signed(),
-            header.digest.cast_signed(),
-        )?;
+        check_equal(13, "epoch", self.epoch.get().into(), header.epoch.get().into())?;
+        check_equal(13, "step", self.next_step.get().cast_signed(), header.step.get().cast_signed())?;
+        check_equal(11, "digest", digest(group_part).cast_signed(), header.digest.cast_signed())?;
         let group: GroupPart = from_bytes(group_part)?;
         let rank: RankPart = from_bytes(rank_part)?;
-        check_equal(
-            11,
-            "group of the body",
-            header.group.get().into(),
-            group.group().get().into(),
-        )?;
-        check_equal(
-            11,
-            "epoch of the body",
-            header.epoch.get().into(),
-            group.epoch().get().into(),
-        )?;
-        check_equal(
-            11,
-            "step of the body",
-            header.step.get().cast_signed(),
-            group.step().get().cast_signed(),
-        )?;
-        check_equal(
-            1,
-            "ranks of the group",
-            self.group_dp_ranks.len() as i64,
-            group.dp_ranks().len() as i64,
-        )?;
+        check_equal(11, "group of the body", header.group.get().into(), group.group().get().into())?;
+        check_equal(11, "epoch of the body", header.epoch.get().into(), group.epoch().get().into())?;
+        check_equal(11, "step of the body", header.step.get().cast_signed(), group.step().get().cast_signed())?;
+        check_equal(1, "ranks of the group", self.group_dp_ranks.len() as i64, group.dp_ranks().len() as i64)?;
         for (mine, theirs) in self.group_dp_ranks.iter().zip(group.dp_ranks()) {
-            check_equal(
-                1,
-                "dp_rank of the group",
-                mine.get().into(),
-                theirs.get().into(),
-            )?;
+            check_equal(1, "dp_rank of the group", mine.get().into(), theirs.get().into())?;
         }
         check_rank(&group, self.rank_index, &rank, &self.limits)?;
         self.apply(&rank)?;
@@ -258,12 +211,7 @@ impl SeatTable {
             self.check_row(row, index < rank.decode_rows() as usize, group.depth())?;
         }
         self.next_step = self.next_step.next();
-        Ok(WorkerStep {
-            header,
-            group,
-            rank,
-            rank_index: self.rank_index,
-        })
+        Ok(WorkerStep { header, group, rank, rank_index: self.rank_index })
     }
 
     fn apply(&mut self, rank: &RankPart) -> Result<(), Error> {
@@ -273,17 +221,8 @@ impl SeatTable {
         for admission in rank.admissions() {
             self.admit(admission)?;
         }
-        let fed: i64 = rank
-            .feeds()
-            .iter()
-            .map(|feed| feed.tokens.len() as i64)
-            .sum();
-        check_at_most(
-            10,
-            "tokens fed in one step",
-            self.limits.max_num_batched_tokens.into(),
-            fed,
-        )?;
+        let fed: i64 = rank.feeds().iter().map(|feed| feed.tokens.len() as i64).sum();
+        check_at_most(10, "tokens fed in one step", self.limits.max_num_batched_tokens.into(), fed)?;
         for feed in rank.feeds() {
             self.feed(feed)?;
         }
@@ -302,24 +241,14 @@ impl SeatTable {
 
     fn occupied_seat(&mut self, seat: Seat) -> Result<&mut SeatState, Error> {
         let last = self.seats.len() as i64 - 1;
-        let place =
-            self.seats
-                .get_mut(seat.index())
-                .ok_or(Error::rule(2, "seat", last, seat.get()))?;
-        place
-            .as_mut()
-            .ok_or(Error::rule(11, "request on the seat", 1, 0))
+        let place = self.seats.get_mut(seat.index()).ok_or(Error::rule(2, "seat", last, seat.get()))?;
+        place.as_mut().ok_or(Error::rule(11, "request on the seat", 1, 0))
     }
 
     fn release(&mut self, release: Release) -> Result<(), Error> {
         let state = self.occupied_seat(release.seat)?;
         let (held, said) = (state.generation.get(), release.generation.get());
-        check_equal(
-            11,
-            "generation of a released seat",
-            held.into(),
-            said.into(),
-        )?;
+        check_equal(11, "generation of a released seat", held.into(), said.into())?;
         let blocks = std::mem::take(&mut state.blocks);
         self.seats[release.seat.index()] = None;
         for block in blocks {
@@ -330,45 +259,21 @@ impl SeatTable {
 
     fn admit(&mut self, admission: &Admission) -> Result<(), Error> {
         let index = admission.seat.index();
-        check_at_most(
-            2,
-            "seat",
-            self.seats.len() as i64 - 1,
-            admission.seat.get().into(),
-        )?;
-        check_equal(
-            11,
-            "requests on an admitted seat",
-            0,
-            i64::from(self.seats[index].is_some()),
-        )?;
+        check_at_most(2, "seat", self.seats.len() as i64 - 1, admission.seat.get().into())?;
+        check_equal(11, "requests on an admitted seat", 0, i64::from(self.seats[index].is_some()))?;
         let generation = admission.generation;
-        check_at_least(
-            11,
-            "generation",
-            self.generations[index].get().into(),
-            generation.get().into(),
-        )?;
+        check_at_least(11, "generation", self.generations[index].get().into(), generation.get().into())?;
         check_at_least(9, "prompt_len", 1, admission.prompt_len.into())?;
         let longest = i64::from(self.limits.max_model_len) - 1;
         check_at_most(9, "prompt_len", longest, admission.prompt_len.into())?;
         check_at_most(18, "computed", longest - 1, admission.computed.into())?;
-        check_equal(
-            18,
-            "computed in whole blocks",
-            0,
-            (admission.computed % self.limits.block_size).into(),
-        )?;
+        check_equal(18, "computed in whole blocks", 0, (admission.computed % self.limits.block_size).into())?;
         self.generations[index] = generation.next();
         self.seats[index] = Some(SeatState {
             generation,
             prompt_len: admission.prompt_len,
             computed: admission.computed,
-            first: if admission.history {
-                0
-            } else {
-                admission.computed
-            },
+            first: if admission.history { 0 } else { admission.computed },
             tokens: Vec::new(),
             blocks: Vec::new(),
             drafts: Vec::new(),
@@ -381,25 +286,10 @@ impl SeatTable {
         let vocab_size = self.limits.vocab_size;
         let longest = self.limits.max_model_len;
         let state = self.occupied_seat(feed.seat)?;
-        check_equal(
-            2,
-            "start of the fed tokens",
-            state.known().into(),
-            feed.start.into(),
-        )?;
-        check_at_most(
-            9,
-            "known tokens",
-            longest.into(),
-            i64::from(state.known()) + feed.tokens.len() as i64,
-        )?;
+        check_equal(2, "start of the fed tokens", state.known().into(), feed.start.into())?;
+        check_at_most(9, "known tokens", longest.into(), i64::from(state.known()) + feed.tokens.len() as i64)?;
         if let Some(token) = feed.tokens.iter().find(|token| **token >= vocab_size) {
-            return Err(Error::rule(
-                7,
-                "token id",
-                i64::from(vocab_size) - 1,
-                *token,
-            ));
+            return Err(Error::rule(7, "token id", i64::from(vocab_size) - 1, *token));
         }
         state.tokens.extend_from_slice(&feed.tokens);
         Ok(())
@@ -421,12 +311,7 @@ impl SeatTable {
         };
         let shared_blocks = (shared.0 / self.limits.block_size as usize).saturating_sub(shared.1);
         let width = self.limits.table_width as usize;
-        check_at_most(
-            9,
-            "blocks of a seat",
-            width as i64,
-            (shared.1 + append.blocks.len()) as i64,
-        )?;
+        check_at_most(9, "blocks of a seat", width as i64, (shared.1 + append.blocks.len()) as i64)?;
         for (index, block) in append.blocks.iter().enumerate() {
             self.check_block("block", *block)?;
             let holders = self.block_holders[*block as usize];
@@ -436,51 +321,22 @@ impl SeatTable {
             self.block_holders[*block as usize] += 1;
         }
         let state = self.occupied_seat(append.seat)?;
-        state
-            .blocks
-            .extend(append.blocks.iter().map(|block| BlockId::new(*block)));
+        state.blocks.extend(append.blocks.iter().map(|block| BlockId::new(*block)));
         Ok(())
     }
 
     fn check_row(&self, row: &Row, is_decode: bool, depth: u32) -> Result<(), Error> {
-        let state = self
-            .seat(row.seat)
-            .ok_or(Error::rule(11, "request on the seat", 1, 0))?;
+        let state = self.seat(row.seat).ok_or(Error::rule(11, "request on the seat", 1, 0))?;
         let generation = state.generation.get();
-        check_equal(
-            11,
-            "generation of a row",
-            generation.into(),
-            row.generation.get().into(),
-        )?;
-        check_equal(
-            9,
-            "blocks of the seat",
-            state.blocks.len() as i64,
-            row.blocks.into(),
-        )?;
+        check_equal(11, "generation of a row", generation.into(), row.generation.get().into())?;
+        check_equal(9, "blocks of the seat", state.blocks.len() as i64, row.blocks.into())?;
         if depth == 0 {
-            check_equal(
-                16,
-                "start of a row",
-                state.computed.into(),
-                row.start_max.into(),
-            )?;
+            check_equal(16, "start of a row", state.computed.into(), row.start_max.into())?;
         } else {
-            check_at_most(
-                16,
-                "start of a row",
-                row.start_max.into(),
-                state.computed.into(),
-            )?;
+            check_at_most(16, "start of a row", row.start_max.into(), state.computed.into())?;
         }
         if is_decode {
-            check_equal(
-                9,
-                "known tokens of a decode row",
-                i64::from(state.computed) + 1,
-                state.known().into(),
-            )?;
+            check_equal(9, "known tokens of a decode row", i64::from(state.computed) + 1, state.known().into())?;
             check_at_most(9, "drafts", state.drafts.len() as i64, row.drafts.into())?;
             return Ok(());
         }
@@ -488,12 +344,7 @@ impl SeatTable {
         check_at_most(9, "end of a prompt row", state.known().into(), end.into())?;
         let wants_sample = matches!(row.logits, LogitsWanted::Last);
         if wants_sample {
-            check_equal(
-                20,
-                "end of a sampled prompt row",
-                state.known().into(),
-                end.into(),
-            )?;
+            check_equal(20, "end of a sampled prompt row", state.known().into(), end.into())?;
         }
         Ok(())
     }
@@ -503,17 +354,8 @@ impl SeatTable {
     ///
     /// # Errors
     /// Rule 10 when an outcome does not fit its row.
-    pub fn commit(
-        &mut self,
-        step: &WorkerStep,
-        outcomes: Vec<RowOutcome>,
-    ) -> Result<StepReply, Error> {
-        check_equal(
-            10,
-            "row outcomes",
-            step.rank.rows().len() as i64,
-            outcomes.len() as i64,
-        )?;
+    pub fn commit(&mut self, step: &WorkerStep, outcomes: Vec<RowOutcome>) -> Result<StepReply, Error> {
+        check_equal(10, "row outcomes", step.rank.rows().len() as i64, outcomes.len() as i64)?;
         let mut rows = Vec::with_capacity(outcomes.len());
         for (index, (row, outcome)) in step.rank.rows().iter().zip(outcomes).enumerate() {
             let is_decode = index < step.rank.decode_rows() as usize;
@@ -522,20 +364,11 @@ impl SeatTable {
                 LogitsWanted::Verify => i64::from(outcome.accepted) + 1,
                 LogitsWanted::Last | LogitsWanted::All => 1,
             };
-            check_at_most(
-                10,
-                "accepted drafts",
-                row.drafts.into(),
-                outcome.accepted.into(),
-            )?;
+            check_at_most(10, "accepted drafts", row.drafts.into(), outcome.accepted.into())?;
             check_at_most(10, "emitted tokens", most, outcome.emitted.len() as i64)?;
             let state = self.occupied_seat(row.seat)?;
             let known = state.known();
-            state.computed += if is_decode {
-                1 + outcome.accepted
-            } else {
-                row.query_len.get()
-            };
+            state.computed += if is_decode { 1 + outcome.accepted } else { row.query_len.get() };
             state.tokens.extend_from_slice(&outcome.emitted);
             state.drafts.clone_from(&outcome.proposed);
             rows.push(RowReply {
@@ -549,12 +382,6 @@ impl SeatTable {
             });
         }
         let dp_rank = step.rank.dp_rank();
-        Ok(StepReply {
-            dp_rank,
-            rows,
-            passes: step.group.passes().len() as u32,
-            collectives: 0,
-            timings_us: [0; 4],
-        })
+        Ok(StepReply { dp_rank, rows, passes: step.group.passes().len() as u32, collectives: 0, timings_us: [0; 4] })
     }
 }

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::checks::check_rank;
 use crate::codec::Coded;
 use crate::error::{check_at_least, check_at_most, check_equal};
 use crate::pass::PassWire;
 use crate::{
-    DpRank, Epoch, Error, GroupId, Mode, Pass, PassKind, QueryLen, RankLoad, RankPart, StepId,
-    Words, WorkerLimits,
+    DpRank, Epoch, Error, GroupId, Mode, Pass, PassKind, QueryLen, RankLoad, RankPart, StepId, Words, WorkerLimits,
 };
 
 /// Everything that [`GroupPart`] holds, before it is checked.
@@ -48,19 +48,9 @@ impl GroupPart {
         check_at_least(1, "ranks of the group", 1, draft.dp_ranks.len() as i64)?;
         let query_len = QueryLen::verifying(draft.k_verify);
         let first = draft.passes.first().ok_or(Error::rule(2, "passes", 1, 0))?;
-        check_equal(
-            2,
-            "kind of pass 0 (0 is target)",
-            0,
-            i64::from(first.kind() != PassKind::Target),
-        )?;
+        check_equal(2, "kind of pass 0 (0 is target)", 0, i64::from(first.kind() != PassKind::Target))?;
         for (index, pass) in draft.passes.iter().enumerate() {
-            check_equal(
-                1,
-                "ranks of a pass",
-                draft.dp_ranks.len() as i64,
-                pass.loads().len() as i64,
-            )?;
+            check_equal(1, "ranks of a pass", draft.dp_ranks.len() as i64, pass.loads().len() as i64)?;
             check_kind(&draft, index, pass)?;
             check_dummies(pass, first, query_len)?;
         }
@@ -161,16 +151,8 @@ impl Coded for GroupPart {
             depth: wire.depth,
             k_verify: wire.k_verify,
             k_draft: wire.k_draft,
-            dp_ranks: wire
-                .dp_ranks
-                .iter()
-                .map(|dp_rank| DpRank::new(*dp_rank))
-                .collect(),
-            passes: wire
-                .passes
-                .into_iter()
-                .map(Pass::try_from)
-                .collect::<Result<_, _>>()?,
+            dp_ranks: wire.dp_ranks.iter().map(|dp_rank| DpRank::new(*dp_rank)).collect(),
+            passes: wire.passes.into_iter().map(Pass::try_from).collect::<Result<_, _>>()?,
         })
     }
 }
@@ -183,12 +165,7 @@ fn check_kind(draft: &GroupDraft, index: usize, pass: &Pass) -> Result<(), Error
     let (expected, name) = match index {
         0 => (PassKind::Target, "kind of pass 0"),
         1 => (PassKind::Extend, "kind of pass 1"),
-        _ => (
-            PassKind::Single {
-                index: index as u32,
-            },
-            "index of a single pass",
-        ),
+        _ => (PassKind::Single { index: index as u32 }, "index of a single pass"),
     };
     if pass.kind() != expected {
         return Err(Error::rule(2, name, index as i64, pass_code(pass.kind())));
@@ -197,12 +174,7 @@ fn check_kind(draft: &GroupDraft, index: usize, pass: &Pass) -> Result<(), Error
         check_at_most(2, "passes", i64::from(draft.k_draft) + 1, index as i64 + 1)?;
     }
     if index == 1 && draft.k_draft > 1 {
-        check_equal(
-            2,
-            "passes",
-            i64::from(draft.k_draft) + 1,
-            draft.passes.len() as i64,
-        )?;
+        check_equal(2, "passes", i64::from(draft.k_draft) + 1, draft.passes.len() as i64)?;
     }
     Ok(())
 }
@@ -222,34 +194,14 @@ fn check_dummies(pass: &Pass, target: &Pass, query_len: QueryLen) -> Result<(), 
     }
     for (load, in_target) in pass.loads().iter().zip(target.loads()) {
         if let RankLoad::Dummy { query_len: got } = load {
-            check_equal(
-                8,
-                "tokens of a dummy",
-                query_len.get().into(),
-                got.get().into(),
-            )?;
+            check_equal(8, "tokens of a dummy", query_len.get().into(), got.get().into())?;
         }
-        check_equal(
-            18,
-            "rows of the extend pass",
-            in_target.rows_run().into(),
-            load.rows_run().into(),
-        )?;
-        check_equal(
-            18,
-            "tokens of the extend pass",
-            in_target.tokens_run().into(),
-            load.tokens_run().into(),
-        )?;
+        check_equal(18, "rows of the extend pass", in_target.rows_run().into(), load.rows_run().into())?;
+        check_equal(18, "tokens of the extend pass", in_target.tokens_run().into(), load.tokens_run().into())?;
     }
     if pass.mode() == Mode::Full {
         let got = pass.query_len().map_or(0, QueryLen::get);
-        check_equal(
-            3,
-            "query_len of a FULL pass",
-            query_len.get().into(),
-            got.into(),
-        )?;
+        check_equal(3, "query_len of a FULL pass", query_len.get().into(), got.into())?;
     }
     Ok(())
 }
@@ -266,17 +218,8 @@ impl StepPlan {
     ///
     /// # Errors
     /// Rule 1 when a rank of the group has no part, and whatever [`check_rank`] finds.
-    pub fn new(
-        group: GroupPart,
-        ranks: Vec<RankPart>,
-        limits: &WorkerLimits,
-    ) -> Result<Self, Error> {
-        check_equal(
-            1,
-            "rank parts",
-            group.dp_ranks().len() as i64,
-            ranks.len() as i64,
-        )?;
+    pub fn new(group: GroupPart, ranks: Vec<RankPart>, limits: &WorkerLimits) -> Result<Self, Error> {
+        check_equal(1, "rank parts", group.dp_ranks().len() as i64, ranks.len() as i64)?;
         for (index, part) in ranks.iter().enumerate() {
             check_rank(&group, index, part, limits)?;
         }
@@ -292,125 +235,4 @@ impl StepPlan {
     pub fn ranks(&self) -> &[RankPart] {
         &self.ranks
     }
-}
-
-/// Checks one rank's part against the group's decisions and the rank's sizes. The scheduler runs it on every plan
-/// before it is sent, the worker on every plan it receives.
-///
-/// # Errors
-/// The broken rule with both numbers.
-pub fn check_rank(
-    group: &GroupPart,
-    index: usize,
-    part: &RankPart,
-    limits: &WorkerLimits,
-) -> Result<(), Error> {
-    let expected = group
-        .dp_ranks()
-        .get(index)
-        .map_or(-1, |dp_rank| i64::from(dp_rank.get()));
-    check_equal(1, "dp_rank", expected, part.dp_rank().get().into())?;
-    let load = group.target().loads()[index];
-    check_equal(
-        1,
-        "rows of the rank",
-        load.rows().get().into(),
-        part.rows_real().get().into(),
-    )?;
-    check_equal(
-        10,
-        "tokens of the rank",
-        load.tokens().get().into(),
-        part.tokens_real().get().into(),
-    )?;
-    check_at_most(
-        10,
-        "rows",
-        limits.max_num_seqs.into(),
-        part.rows_real().get().into(),
-    )?;
-    check_at_most(
-        10,
-        "tokens",
-        limits.max_num_batched_tokens.into(),
-        part.tokens_real().get().into(),
-    )?;
-    check_at_most(9, "k_verify", limits.k_max.into(), group.k_verify().into())?;
-    check_at_most(9, "k_draft", limits.k_max.into(), group.k_draft().into())?;
-    if group.target().mode() == Mode::Full {
-        check_equal(
-            3,
-            "decode rows of a FULL step",
-            part.rows().len() as i64,
-            part.decode_rows().into(),
-        )?;
-    }
-    for pass in group.passes() {
-        if pass.mode() == Mode::Full {
-            check_at_most(
-                5,
-                "rows_padded",
-                limits.row_capacity.into(),
-                pass.rows_padded().get().into(),
-            )?;
-        }
-        check_at_most(
-            5,
-            "tokens_padded",
-            limits.token_capacity.into(),
-            pass.tokens_padded().get().into(),
-        )?;
-    }
-    let max_len = limits.max_model_len;
-    for (row_index, row) in part.rows().iter().enumerate() {
-        check_at_most(
-            2,
-            "seat",
-            i64::from(limits.seats) - 1,
-            row.seat.get().into(),
-        )?;
-        if row_index < part.decode_rows() as usize {
-            let known = row.start_max + 1;
-            check_at_most(
-                9,
-                "known tokens of a decode row",
-                i64::from(max_len) - 1,
-                known.into(),
-            )?;
-            check_at_most(
-                9,
-                "query_len of a decode row",
-                group.query_len().get().into(),
-                row.query_len.get().into(),
-            )?;
-            let most = i64::from(max_len) - i64::from(known) - 1;
-            check_at_most(
-                9,
-                "drafts",
-                most.min(group.k_verify().into()),
-                row.drafts.into(),
-            )?;
-            if group.target().mode() == Mode::Full {
-                check_equal(
-                    3,
-                    "query_len of a FULL row",
-                    group.query_len().get().into(),
-                    row.query_len.get().into(),
-                )?;
-            }
-            let covered = i64::from(row.blocks) * i64::from(limits.block_size);
-            check_at_least(
-                9,
-                "positions in blocks",
-                i64::from(known) + i64::from(row.drafts),
-                covered,
-            )?;
-        } else {
-            let end = i64::from(row.start_max) + i64::from(row.query_len.get());
-            check_at_most(9, "end of a prompt row", i64::from(max_len) - 1, end)?;
-            let covered = i64::from(row.blocks) * i64::from(limits.block_size);
-            check_at_least(9, "positions in blocks", end, covered)?;
-        }
-    }
-    Ok(())
 }

@@ -66,10 +66,7 @@ impl Visitor<'_> for WordsVisitor {
     fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<Words, E> {
         let (words, rest) = bytes.as_chunks::<4>();
         if !rest.is_empty() {
-            return Err(E::custom(format_args!(
-                "{} bytes are no whole number of u32",
-                bytes.len()
-            )));
+            return Err(E::custom(format_args!("{} bytes are no whole number of u32", bytes.len())));
         }
         Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
@@ -81,9 +78,7 @@ impl Visitor<'_> for WordsVisitor {
 
 impl<'de> Deserialize<'de> for Words {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer
-            .deserialize_bytes(WordsVisitor)
-            .map_err(D::Error::custom)
+        deserializer.deserialize_bytes(WordsVisitor).map_err(D::Error::custom)
     }
 }
 
@@ -113,9 +108,7 @@ pub(crate) mod blob {
         serializer.serialize_bytes(bytes)
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<u8>, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         deserializer.deserialize_byte_buf(BlobVisitor)
     }
 }

@@ -1,0 +1,78 @@
+//! One rank's part against the group's decisions and the rank's sizes. The scheduler runs it on every plan before it
+//! is sent, the worker on every plan it receives.
+
+use crate::error::{check_at_least, check_at_most, check_equal};
+use crate::{Error, GroupPart, Mode, RankPart, Row, WorkerLimits};
+
+/// Checks the part of the rank at `index` of the group.
+///
+/// # Errors
+/// The broken rule with both numbers.
+pub fn check_rank(group: &GroupPart, index: usize, part: &RankPart, limits: &WorkerLimits) -> Result<(), Error> {
+    check_load(group, index, part)?;
+    check_sizes(group, part, limits)?;
+    let decode_rows = part.decode_rows() as usize;
+    for (row_index, row) in part.rows().iter().enumerate() {
+        check_at_most(2, "seat", i64::from(limits.seats) - 1, row.seat.get().into())?;
+        if row_index < decode_rows {
+            check_decode_row(group, row, limits)?;
+        } else {
+            check_prompt_row(row, limits)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows and tokens are what the group part says of this rank.
+fn check_load(group: &GroupPart, index: usize, part: &RankPart) -> Result<(), Error> {
+    let expected = group.dp_ranks().get(index).map_or(-1, |dp_rank| i64::from(dp_rank.get()));
+    check_equal(1, "dp_rank", expected, part.dp_rank().get().into())?;
+    let load = group.target().loads()[index];
+    check_equal(1, "rows of the rank", load.rows().get().into(), part.rows_real().get().into())?;
+    check_equal(10, "tokens of the rank", load.tokens().get().into(), part.tokens_real().get().into())?;
+    if group.target().mode() == Mode::Full {
+        check_equal(3, "decode rows of a FULL step", part.rows().len() as i64, part.decode_rows().into())?;
+    }
+    Ok(())
+}
+
+/// Nothing is larger than what the rank holds.
+fn check_sizes(group: &GroupPart, part: &RankPart, limits: &WorkerLimits) -> Result<(), Error> {
+    check_at_most(10, "rows", limits.max_num_seqs.into(), part.rows_real().get().into())?;
+    check_at_most(10, "tokens", limits.max_num_batched_tokens.into(), part.tokens_real().get().into())?;
+    check_at_most(9, "k_verify", limits.k_max.into(), group.k_verify().into())?;
+    check_at_most(9, "k_draft", limits.k_max.into(), group.k_draft().into())?;
+    for pass in group.passes() {
+        check_at_most(5, "rows_padded", limits.row_capacity.into(), pass.rows_padded().get().into())?;
+        check_at_most(5, "tokens_padded", limits.token_capacity.into(), pass.tokens_padded().get().into())?;
+    }
+    Ok(())
+}
+
+/// Rule 9: drafts fit the length limit and the blocks; rule 3: a FULL row is exactly Q long.
+fn check_decode_row(group: &GroupPart, row: &Row, limits: &WorkerLimits) -> Result<(), Error> {
+    let query_len = i64::from(group.query_len().get());
+    let known = i64::from(row.start_max) + 1;
+    let longest = i64::from(limits.max_model_len);
+    check_at_most(9, "known tokens of a decode row", longest - 1, known)?;
+    check_at_most(9, "query_len of a decode row", query_len, row.query_len.get().into())?;
+    check_at_most(9, "drafts", (longest - known - 1).min(group.k_verify().into()), row.drafts.into())?;
+    if group.target().mode() == Mode::Full {
+        check_equal(3, "query_len of a FULL row", query_len, row.query_len.get().into())?;
+    } else {
+        check_equal(3, "placeholders outside FULL", 0, row.placeholders().into())?;
+    }
+    check_at_least(9, "positions in blocks", known + i64::from(row.drafts), covered(row, limits))
+}
+
+/// A chunk ends inside the request's blocks and below the length limit.
+fn check_prompt_row(row: &Row, limits: &WorkerLimits) -> Result<(), Error> {
+    let end = i64::from(row.start_max) + i64::from(row.query_len.get());
+    check_at_most(9, "end of a prompt row", i64::from(limits.max_model_len) - 1, end)?;
+    check_at_least(9, "positions in blocks", end, covered(row, limits))
+}
+
+/// Positions that the row's blocks hold.
+fn covered(row: &Row, limits: &WorkerLimits) -> i64 {
+    i64::from(row.blocks) * i64::from(limits.block_size)
+}

@@ -1,0 +1,7 @@
+//! Integration tests of the plan vocabulary: shapes that cannot be built, plans that a worker refuses, arrays.
+
+mod arrays;
+mod codec;
+mod mutations;
+mod passes;
+mod support;
