@@ -1,0 +1,163 @@
+//! Executes a plan as a worker does: checks, arrays, tokens, reply. No torch, no sockets.
+
+use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
+use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, StepHeader, WorkerStep};
+use paceline_plan::{Error, LogitsWanted, Row, StepReply, TokenLogprobs, WorkerLimits};
+use paceline_sampling::SamplingParams;
+
+use crate::model::{drafts, next_token};
+
+/// The arrays of a target pass, at capacity.
+struct Buffers {
+    tokens_i64: [Vec<i64>; 4],
+    request_index: Vec<i32>,
+    query_start_loc: Vec<i32>,
+    kv_lens: Vec<i32>,
+    block_table: Vec<i32>,
+    extent: Extent,
+}
+
+impl Buffers {
+    fn new(limits: &WorkerLimits) -> Self {
+        let (rows, tokens) = (limits.row_capacity as usize, limits.token_capacity as usize);
+        Self {
+            tokens_i64: std::array::from_fn(|_| vec![0; tokens]),
+            request_index: vec![0; tokens],
+            query_start_loc: vec![0; rows + 1],
+            kv_lens: vec![0; rows],
+            block_table: vec![0; rows * limits.table_width as usize],
+            extent: Extent { rows, tokens },
+        }
+    }
+
+    fn fill(&mut self, table: &SeatTable, step: &WorkerStep) -> Result<usize, Error> {
+        let [input_ids, positions, slots, logits_index] = &mut self.tokens_i64;
+        let mut arrays = TargetArrays {
+            input_ids,
+            positions,
+            slots,
+            query_start_loc: &mut self.query_start_loc,
+            kv_lens: &mut self.kv_lens,
+            block_table: &mut self.block_table,
+            request_index: &mut self.request_index,
+            logits_index,
+        };
+        fill_target(table, step, &mut arrays, &mut self.extent)
+    }
+
+    /// What a uniform attention kernel would assert of a FULL pass.
+    fn check_full(&self, step: &WorkerStep) -> Result<(), Error> {
+        let pass = step.group.target();
+        let Some(query_len) = pass.query_len() else { return Ok(()) };
+        let (rows, q) = (pass.rows_padded().as_usize(), i64::from(query_len.get()));
+        for index in 0..=rows {
+            equal(7, "query_start_loc", index as i64 * q, self.query_start_loc[index].into())?;
+        }
+        for kv_len in &self.kv_lens[..rows] {
+            if i64::from(*kv_len) < q {
+                return Err(Error::rule(7, "kv_len", q, *kv_len));
+            }
+        }
+        equal(4, "tokens_padded", rows as i64 * q, pass.tokens_padded().get().into())
+    }
+}
+
+fn equal(rule: u32, field: &'static str, expected: i64, got: i64) -> Result<(), Error> {
+    if expected == got { Ok(()) } else { Err(Error::rule(rule, field, expected, got)) }
+}
+
+/// One rank's seats, arrays and model.
+pub struct Batch {
+    table: SeatTable,
+    buffers: Buffers,
+    row_ladders: Vec<(u32, Vec<u32>)>,
+    accept_percent: u32,
+}
+
+impl Batch {
+    /// A batch over an empty seat table. `row_ladders` holds, for each verify width, the FULL row counts that were
+    /// warmed up; without an entry any row count is taken.
+    pub fn new(table: SeatTable, row_ladders: Vec<(u32, Vec<u32>)>, accept_percent: u32) -> Self {
+        let buffers = Buffers::new(table.limits());
+        Self { table, buffers, row_ladders, accept_percent }
+    }
+
+    /// The seats.
+    pub fn table(&mut self) -> &mut SeatTable {
+        &mut self.table
+    }
+
+    /// Checks a plan and applies its deltas.
+    ///
+    /// # Errors
+    /// The broken rule with both numbers.
+    pub fn begin(&mut self, header: StepHeader, group_part: &[u8], rank_part: &[u8]) -> Result<WorkerStep, Error> {
+        let step = self.table.begin(header, group_part, rank_part)?;
+        if let Some(query_len) = step.group.target().query_len() {
+            let rows_padded = step.group.target().rows_padded().get();
+            let ladder = self.row_ladders.iter().find(|(width, _)| *width == query_len.get());
+            if let Some((_, rows)) = ladder
+                && !rows.contains(&rows_padded)
+            {
+                return Err(Error::rule(5, "rows_padded of the ladder", -1, rows_padded));
+            }
+        }
+        Ok(step)
+    }
+
+    /// Fills the arrays, runs the scripted model and gives the reply.
+    ///
+    /// # Errors
+    /// The broken rule with both numbers.
+    pub fn run(&mut self, step: &WorkerStep) -> Result<StepReply, Error> {
+        let logits = self.buffers.fill(&self.table, step)?;
+        self.buffers.check_full(step)?;
+        let wanted: u32 = step.rank.rows().iter().map(Row::logits_count).sum();
+        equal(20, "logits", wanted.into(), logits as i64)?;
+        let outcomes = step.rank.rows().iter().map(|row| self.outcome(step, row)).collect::<Result<_, _>>()?;
+        self.table.commit(step, outcomes)
+    }
+
+    fn outcome(&self, step: &WorkerStep, row: &Row) -> Result<RowOutcome, Error> {
+        let state = self.table.seat(row.seat).ok_or(Error::rule(11, "request on the seat", 1, 0))?;
+        let vocab_size = self.table.limits().vocab_size;
+        let mut tokens = state.tokens().to_vec();
+        let known = tokens.len();
+        let mut accepted = 0;
+        match row.logits {
+            LogitsWanted::None => return Ok(RowOutcome::default()),
+            LogitsWanted::Last | LogitsWanted::All => tokens.push(next_token(&tokens, vocab_size)),
+            LogitsWanted::Verify => {
+                for draft in state.drafts().iter().take(row.drafts as usize) {
+                    let token = next_token(&tokens, vocab_size);
+                    tokens.push(token);
+                    if token != *draft {
+                        break;
+                    }
+                    accepted += 1;
+                }
+                if tokens.len() - known == accepted as usize {
+                    tokens.push(next_token(&tokens, vocab_size));
+                }
+            }
+        }
+        let proposed = drafts(&tokens, step.group.k_draft(), self.accept_percent, vocab_size);
+        let emitted = tokens.split_off(known);
+        let logprobs = logprobs(state, &emitted, vocab_size)?;
+        Ok(RowOutcome { accepted, emitted, proposed, logprobs })
+    }
+}
+
+/// Made-up log-probabilities of the right form: token t has -(t mod 8) / 4 - 0.25, alternatives follow it.
+fn logprobs(state: &SeatState, emitted: &[u32], vocab_size: u32) -> Result<Vec<TokenLogprobs>, Error> {
+    let params = SamplingParams::from_bytes(state.sampling())
+        .map_err(|error| Error::Decode { message: format!("sampling parameters: {error}") })?;
+    let Some(top) = params.logprobs else { return Ok(Vec::new()) };
+    let entry = |token: &u32| {
+        let mut token_ids = vec![*token];
+        token_ids.extend((0..top).map(|index| (token + index) % vocab_size));
+        let logprob = |token: &u32| (-0.25 - 0.25 * (token % 8) as f32).to_bits();
+        TokenLogprobs { logprob_bits: token_ids.iter().map(logprob).collect(), token_ids }
+    };
+    Ok(emitted.iter().map(entry).collect())
+}
