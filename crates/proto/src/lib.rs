@@ -3,16 +3,11 @@
 //! The code in `generated/` comes from `proto/` by `paceline-dev codegen` and is committed, so that neither a build nor
 //! an installation needs `protoc`; a test keeps it current. This crate opens no socket and holds no logic.
 
+mod convert;
 pub mod wire;
 
 /// Messages, clients and servers of package `paceline.v1`.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    clippy::all,
-    clippy::pedantic,
-    reason = "generated code"
-)]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
 pub mod v1 {
     include!("generated/paceline.v1.rs");
 }
