@@ -30,56 +30,16 @@ use External::{Any, Only};
 
 /// `testing` is the scripted worker: any crate above `proto` may use it in its tests.
 const TABLE: &[Rule] = &[
-    Rule {
-        name: "plan",
-        workspace: &[],
-        external: Only(&["serde", "rmp-serde", "thiserror"]),
-    },
-    Rule {
-        name: "scheduler",
-        workspace: &["plan"],
-        external: Only(&["thiserror"]),
-    },
-    Rule {
-        name: "fleet",
-        workspace: &["scheduler", "plan"],
-        external: Only(&["thiserror"]),
-    },
-    Rule {
-        name: "simulator",
-        workspace: &["fleet", "scheduler", "plan"],
-        external: Any,
-    },
-    Rule {
-        name: "sampling",
-        workspace: &[],
-        external: Only(&["serde", "rmp-serde", "thiserror"]),
-    },
-    Rule {
-        name: "proto",
-        workspace: &["plan"],
-        external: Any,
-    },
-    Rule {
-        name: "text",
-        workspace: &[],
-        external: Any,
-    },
-    Rule {
-        name: "engine",
-        workspace: &["fleet", "scheduler", "plan", "proto", "sampling"],
-        external: Any,
-    },
-    Rule {
-        name: "server",
-        workspace: &["text", "engine", "sampling", "proto"],
-        external: Any,
-    },
-    Rule {
-        name: "client",
-        workspace: &["proto"],
-        external: Any,
-    },
+    Rule { name: "plan", workspace: &[], external: Only(&["serde", "rmp-serde", "thiserror"]) },
+    Rule { name: "scheduler", workspace: &["plan"], external: Only(&["thiserror"]) },
+    Rule { name: "fleet", workspace: &["scheduler", "plan"], external: Only(&["thiserror"]) },
+    Rule { name: "simulator", workspace: &["fleet", "scheduler", "plan"], external: Any },
+    Rule { name: "sampling", workspace: &[], external: Only(&["serde", "rmp-serde", "thiserror"]) },
+    Rule { name: "proto", workspace: &["plan"], external: Any },
+    Rule { name: "text", workspace: &[], external: Any },
+    Rule { name: "engine", workspace: &["fleet", "scheduler", "plan", "proto", "sampling"], external: Any },
+    Rule { name: "server", workspace: &["text", "engine", "sampling", "proto"], external: Any },
+    Rule { name: "client", workspace: &["proto"], external: Any },
     Rule {
         name: "daemon",
         workspace: &[
@@ -96,21 +56,9 @@ const TABLE: &[Rule] = &[
         ],
         external: Any,
     },
-    Rule {
-        name: "bindings",
-        workspace: &["daemon", "plan", "sampling", "proto"],
-        external: Any,
-    },
-    Rule {
-        name: "testing",
-        workspace: &["proto", "plan", "sampling"],
-        external: Any,
-    },
-    Rule {
-        name: "dev",
-        workspace: &[],
-        external: Any,
-    },
+    Rule { name: "bindings", workspace: &["daemon", "plan", "sampling", "proto"], external: Any },
+    Rule { name: "testing", workspace: &["proto", "plan", "sampling"], external: Any },
+    Rule { name: "dev", workspace: &[], external: Any },
 ];
 
 /// What tests of a crate with a fixed list of external crates may use besides.
@@ -148,10 +96,7 @@ pub fn violations(root: &Path) -> Result<Vec<String>> {
     let mut findings = Vec::new();
     for package in metadata.workspace_packages() {
         let Some(from) = package.name.strip_prefix("paceline-") else {
-            findings.push(format!(
-                "{}: the name lacks the prefix paceline-",
-                package.name
-            ));
+            findings.push(format!("{}: the name lacks the prefix paceline-", package.name));
             continue;
         };
         let Some(rule) = TABLE.iter().find(|rule| rule.name == from) else {
@@ -167,20 +112,10 @@ pub fn violations(root: &Path) -> Result<Vec<String>> {
                 development: dependency.kind == DependencyKind::Development,
             };
             if dependency.kind == DependencyKind::Build {
-                findings.push(format!(
-                    "paceline-{from}: build dependency on {}",
-                    dependency.name
-                ));
+                findings.push(format!("paceline-{from}: build dependency on {}", dependency.name));
             } else if let Some(reason) = forbidden(rule, &edge) {
-                let kind = if edge.development {
-                    "tests may not use"
-                } else {
-                    "may not depend on"
-                };
-                findings.push(format!(
-                    "paceline-{from} {kind} {}: {reason}",
-                    dependency.name
-                ));
+                let kind = if edge.development { "tests may not use" } else { "may not depend on" };
+                findings.push(format!("paceline-{from} {kind} {}: {reason}", dependency.name));
             }
         }
     }
@@ -190,22 +125,18 @@ pub fn violations(root: &Path) -> Result<Vec<String>> {
 /// Why the edge is forbidden, if it is.
 fn forbidden(rule: &Rule, edge: &Edge<'_>) -> Option<String> {
     if edge.in_workspace {
-        let scripted_worker =
-            edge.to == "testing" && edge.development && rule.workspace.contains(&"proto");
+        let scripted_worker = edge.to == "testing" && edge.development && rule.workspace.contains(&"proto");
         let allowed = rule.workspace.contains(&edge.to) || scripted_worker;
         return (!allowed).then(|| format!("its row allows {}", rule.workspace.join(", ")));
     }
-    let reserved = RESERVED
-        .iter()
-        .find(|(name, users, _)| *name == edge.to && !users.contains(&edge.from));
+    let reserved = RESERVED.iter().find(|(name, users, _)| *name == edge.to && !users.contains(&edge.from));
     if let Some((_, _, reason)) = reserved {
         return Some((*reason).to_owned());
     }
     let Only(allowed) = rule.external else {
         return None;
     };
-    let permitted =
-        allowed.contains(&edge.to) || (edge.development && PURE_TESTS.contains(&edge.to));
+    let permitted = allowed.contains(&edge.to) || (edge.development && PURE_TESTS.contains(&edge.to));
     (!permitted).then(|| format!("a pure crate has only {}", allowed.join(", ")))
 }
 
@@ -214,29 +145,17 @@ mod tests {
     use super::{Edge, TABLE, forbidden};
 
     fn reason(from: &str, to: &str, in_workspace: bool, development: bool) -> Option<String> {
-        let rule = TABLE
-            .iter()
-            .find(|rule| rule.name == from)
-            .expect("a crate of the table");
-        forbidden(
-            rule,
-            &Edge {
-                from,
-                to,
-                in_workspace,
-                development,
-            },
-        )
+        let rule = TABLE.iter().find(|rule| rule.name == from).expect("a crate of the table");
+        forbidden(rule, &Edge { from, to, in_workspace, development })
     }
 
     #[test]
     fn the_table_has_no_cycle() {
         let mut placed: Vec<&str> = Vec::new();
         while placed.len() < TABLE.len() {
-            let next = TABLE.iter().find(|rule| {
-                !placed.contains(&rule.name)
-                    && rule.workspace.iter().all(|below| placed.contains(below))
-            });
+            let next = TABLE
+                .iter()
+                .find(|rule| !placed.contains(&rule.name) && rule.workspace.iter().all(|below| placed.contains(below)));
             placed.push(next.expect("each crate stands above all that it uses").name);
         }
     }

@@ -16,6 +16,5 @@ use std::path::{Path, PathBuf};
 pub fn repository_root() -> PathBuf {
     let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = crate_directory.ancestors().nth(2);
-    root.expect("crates/dev lies two folders below the root")
-        .to_path_buf()
+    root.expect("crates/dev lies two folders below the root").to_path_buf()
 }

@@ -22,10 +22,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &[String]) -> Result<()> {
-    let Some(("codegen", options)) = arguments
-        .split_first()
-        .map(|(command, rest)| (command.as_str(), rest))
-    else {
+    let Some(("codegen", options)) = arguments.split_first().map(|(command, rest)| (command.as_str(), rest)) else {
         bail!("{USAGE}");
     };
     let mut check = false;
@@ -34,12 +31,7 @@ fn run(arguments: &[String]) -> Result<()> {
     while let Some(option) = options.next() {
         match (option.as_str(), options.len()) {
             ("--check", _) => check = true,
-            ("--python", 1..) => {
-                python = options
-                    .next()
-                    .map(PathBuf::from)
-                    .expect("one option is left")
-            }
+            ("--python", 1..) => python = options.next().map(PathBuf::from).expect("one option is left"),
             _ => bail!("unknown or incomplete option {option}\n{USAGE}"),
         }
     }
@@ -51,8 +43,5 @@ fn run(arguments: &[String]) -> Result<()> {
     if stale.is_empty() {
         return Ok(());
     }
-    bail!(
-        "generated code is stale; run `cargo run --release -p paceline-dev -- codegen`:\n{}",
-        stale.join("\n")
-    )
+    bail!("generated code is stale; run `cargo run --release -p paceline-dev -- codegen`:\n{}", stale.join("\n"))
 }

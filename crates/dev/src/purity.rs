@@ -44,17 +44,9 @@ pub fn violations(root: &Path) -> Result<Vec<String>> {
         let mut paths = rust_files(&root.join("crates").join(name).join("src"))?;
         paths.sort();
         for path in paths {
-            let text =
-                fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-            let shown = path
-                .strip_prefix(root)
-                .expect("sources lie below the root")
-                .display()
-                .to_string();
-            findings
-                .extend(scan(&text).map(|(line, word, what)| {
-                    format!("{shown}:{line}: `{word}` brings in {what}")
-                }));
+            let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+            let shown = path.strip_prefix(root).expect("sources lie below the root").display().to_string();
+            findings.extend(scan(&text).map(|(line, word, what)| format!("{shown}:{line}: `{word}` brings in {what}")));
         }
     }
     Ok(findings)
@@ -62,10 +54,7 @@ pub fn violations(root: &Path) -> Result<Vec<String>> {
 
 /// Banned words of one file: line number from 1, the word, what it brings in. The file's test module is not read.
 fn scan(text: &str) -> impl Iterator<Item = (usize, &'static str, &'static str)> {
-    let production = text
-        .lines()
-        .enumerate()
-        .take_while(|(_, line)| line.trim() != "#[cfg(test)]");
+    let production = text.lines().enumerate().take_while(|(_, line)| line.trim() != "#[cfg(test)]");
     production.flat_map(|(index, line)| {
         let code = line.split("//").next().unwrap_or_default();
         let words = code.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
@@ -103,9 +92,6 @@ mod tests {
 
     #[test]
     fn the_test_module_is_not_read() {
-        assert_eq!(
-            scan("#[cfg(test)]\nmod tests {\n    use std::collections::HashMap;\n}\n").count(),
-            0
-        );
+        assert_eq!(scan("#[cfg(test)]\nmod tests {\n    use std::collections::HashMap;\n}\n").count(), 0);
     }
 }

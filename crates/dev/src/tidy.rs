@@ -49,9 +49,7 @@ impl File<'_> {
     }
 
     fn has_extension(&self, extensions: &[&str]) -> bool {
-        self.path
-            .rsplit_once('.')
-            .is_some_and(|(_, extension)| extensions.contains(&extension))
+        self.path.rsplit_once('.').is_some_and(|(_, extension)| extensions.contains(&extension))
     }
 }
 
@@ -74,25 +72,15 @@ pub fn violations(root: &Path) -> Result<Vec<String>> {
         let Ok(text) = String::from_utf8(bytes) else {
             continue;
         };
-        let file = File {
-            path: &path,
-            text: &text,
-        };
-        findings.extend(
-            check(&file)
-                .into_iter()
-                .map(|finding| format!("{path}{finding}")),
-        );
+        let file = File { path: &path, text: &text };
+        findings.extend(check(&file).into_iter().map(|finding| format!("{path}{finding}")));
     }
     Ok(findings)
 }
 
 /// Paths from the root, with forward slashes: what git tracks, or all there is where git or its folder is missing.
 fn tracked_files(root: &Path) -> Result<Vec<String>> {
-    let listing = Command::new("git")
-        .args(["ls-files", "-z"])
-        .current_dir(root)
-        .output();
+    let listing = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output();
     let Some(output) = listing.ok().filter(|output| output.status.success()) else {
         let mut paths = Vec::new();
         walk(root, "", &mut paths)?;
@@ -108,16 +96,11 @@ fn walk(root: &Path, folder: &str, paths: &mut Vec<String>) -> Result<()> {
     for entry in fs::read_dir(root.join(folder))? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let built =
-            BUILT.contains(&name.as_str()) || name.ends_with(".so") || name.ends_with(".egg-info");
+        let built = BUILT.contains(&name.as_str()) || name.ends_with(".so") || name.ends_with(".egg-info");
         if built || name.starts_with('.') {
             continue;
         }
-        let path = if folder.is_empty() {
-            name
-        } else {
-            format!("{folder}/{name}")
-        };
+        let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
         if entry.file_type()?.is_dir() {
             walk(root, &path, paths)?;
         } else {
@@ -147,9 +130,7 @@ fn check(file: &File<'_>) -> Vec<String> {
         let number = index + 1;
         let characters = line.chars().count();
         if characters > LINE_CHARACTERS_MAX && !file.has_extension(&["md"]) {
-            findings.push(format!(
-                ":{number}: {characters} characters, at most {LINE_CHARACTERS_MAX}"
-            ));
+            findings.push(format!(":{number}: {characters} characters, at most {LINE_CHARACTERS_MAX}"));
         }
         for (needle, reason) in &leftovers {
             if line.contains(needle.as_str()) {
@@ -167,10 +148,7 @@ fn has_header(file: &File<'_>) -> bool {
         return file.text.starts_with("//! ") || file.text.starts_with("// ");
     }
     if file.has_extension(&["py"]) {
-        let first = file
-            .text
-            .lines()
-            .find(|line| !line.is_empty() && !line.starts_with('#'));
+        let first = file.text.lines().find(|line| !line.is_empty() && !line.starts_with('#'));
         return first.is_none_or(|line| line.trim_start_matches('r').starts_with("\"\"\""));
     }
     !file.has_extension(&["proto"]) || file.text.starts_with("// ")
@@ -201,10 +179,7 @@ fn leftovers() -> Vec<(String, &'static str)> {
         (&["/ro", "ot/"], machine),
         (&["../sh", "ared"], machine),
     ];
-    pieces
-        .iter()
-        .map(|(words, reason)| (words.concat(), *reason))
-        .collect()
+    pieces.iter().map(|(words, reason)| (words.concat(), *reason)).collect()
 }
 
 #[cfg(test)]
@@ -218,10 +193,7 @@ mod tests {
     #[test]
     fn headers_are_required_in_sources() {
         assert!(findings("crates/plan/src/lib.rs", "//! The vocabulary.\n").is_empty());
-        assert_eq!(
-            findings("crates/plan/src/lib.rs", "use std::fmt;\n").len(),
-            1
-        );
+        assert_eq!(findings("crates/plan/src/lib.rs", "use std::fmt;\n").len(), 1);
         assert!(findings("python/a.py", "# License\n\"\"\"What it is.\"\"\"\n").is_empty());
         assert!(findings("python/a/__init__.py", "").is_empty());
         assert_eq!(findings("python/a.py", "import os\n").len(), 1);
@@ -230,15 +202,9 @@ mod tests {
     #[test]
     fn long_files_and_lines_are_found() {
         let long_file = format!("//! Header.\n{}", "fn f() {}\n".repeat(600));
-        assert_eq!(
-            findings("crates/a/src/a.rs", &long_file),
-            [": 601 lines, at most 600"]
-        );
+        assert_eq!(findings("crates/a/src/a.rs", &long_file), [": 601 lines, at most 600"]);
         let long_line = format!("//! {}\n", "x".repeat(160));
-        assert_eq!(
-            findings("crates/a/src/a.rs", &long_line),
-            [":1: 164 characters, at most 160"]
-        );
+        assert_eq!(findings("crates/a/src/a.rs", &long_line), [":1: 164 characters, at most 160"]);
     }
 
     #[test]

@@ -3,12 +3,7 @@
 use paceline_dev::{codegen, dependencies, purity, repository_root, tidy};
 
 fn assert_none(findings: &[String]) {
-    assert!(
-        findings.is_empty(),
-        "{} findings:\n{}",
-        findings.len(),
-        findings.join("\n")
-    );
+    assert!(findings.is_empty(), "{} findings:\n{}", findings.len(), findings.join("\n"));
 }
 
 #[test]

@@ -30,10 +30,7 @@ pub fn write(root: &Path, python: &Path) -> Result<()> {
     let schema = Schema::compile(root)?;
     let mut files = own_files(&schema)?;
     files.extend(python::generate(&schema, python)?);
-    for stale in existing(root)?
-        .iter()
-        .filter(|path| !files.contains_key(*path))
-    {
+    for stale in existing(root)?.iter().filter(|path| !files.contains_key(*path)) {
         fs::remove_file(root.join(stale))?;
     }
     for (path, content) in &files {

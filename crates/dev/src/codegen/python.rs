@@ -37,14 +37,8 @@ pub(super) fn package_files(schema: &Schema) -> Files {
         schema.protocol_hash()
     );
     let mut files = Files::new();
-    files.insert(
-        Path::new(PYTHON_DIRECTORY).join("__init__.py"),
-        package.into_bytes(),
-    );
-    files.insert(
-        PathBuf::from("python/paceline/worker/wire.py"),
-        wire_module().into_bytes(),
-    );
+    files.insert(Path::new(PYTHON_DIRECTORY).join("__init__.py"), package.into_bytes());
+    files.insert(PathBuf::from("python/paceline/worker/wire.py"), wire_module().into_bytes());
     files
 }
 
@@ -60,40 +54,23 @@ pub(super) fn generate(schema: &Schema, python: &Path) -> Result<Files> {
         command.arg(format!("--{option}={}", scratch.path.display()));
     }
     // The stub plugin lies beside the interpreter, which need not be on the path.
-    if let Some(directory) = python
-        .parent()
-        .filter(|directory| !directory.as_os_str().is_empty())
-    {
+    if let Some(directory) = python.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         let plugin = directory.join("protoc-gen-mypy_grpc");
-        command.arg(format!(
-            "--plugin=protoc-gen-mypy_grpc={}",
-            plugin.display()
-        ));
+        command.arg(format!("--plugin=protoc-gen-mypy_grpc={}", plugin.display()));
     }
     command.args(&schema.names);
-    let output = command
-        .output()
-        .with_context(|| format!("running {}", python.display()))?;
+    let output = command.output().with_context(|| format!("running {}", python.display()))?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "grpcio-tools failed: {errors}");
 
     let mut files = Files::new();
     for (path, expected) in expected_paths(schema) {
-        let import_path = path
-            .strip_prefix("python")
-            .expect("generated Python lies in python/");
+        let import_path = path.strip_prefix("python").expect("generated Python lies in python/");
         let generated = scratch.path.join(import_path);
         // A schema without services has no service stub.
-        let text = if generated.exists() {
-            fs::read_to_string(&generated)?
-        } else {
-            String::new()
-        };
+        let text = if generated.exists() { fs::read_to_string(&generated)? } else { String::new() };
         let body = hash(text.as_bytes());
-        let stamped = format!(
-            "{STAMP}; do not edit. schema {} text {body}\n{text}",
-            expected.schema_hash
-        );
+        let stamped = format!("{STAMP}; do not edit. schema {} text {body}\n{text}", expected.schema_hash);
         files.insert(path, stamped.into_bytes());
     }
     Ok(files)
@@ -103,18 +80,13 @@ pub(super) fn generate(schema: &Schema, python: &Path) -> Result<Files> {
 pub(super) fn expected_paths(schema: &Schema) -> BTreeMap<PathBuf, Expected> {
     let mut paths = BTreeMap::new();
     for name in &schema.names {
-        let stem = name
-            .strip_suffix(".proto")
-            .expect("schemas are .proto files");
+        let stem = name.strip_suffix(".proto").expect("schemas are .proto files");
         for (index, suffix) in SUFFIXES.iter().enumerate() {
             let expected = Expected {
                 schema_hash: schema.file_hash(name),
                 descriptor: (index == 0).then(|| schema.descriptor(name)),
             };
-            paths.insert(
-                Path::new("python").join(format!("{stem}{suffix}")),
-                expected,
-            );
+            paths.insert(Path::new("python").join(format!("{stem}{suffix}")), expected);
         }
     }
     paths
@@ -124,20 +96,12 @@ pub(super) fn expected_paths(schema: &Schema) -> BTreeMap<PathBuf, Expected> {
 pub(super) fn check(expected: &Expected, text: &str) -> Result<(), String> {
     let (stamp, body) = text.split_once('\n').ok_or("empty")?;
     let words: Vec<&str> = stamp.split_whitespace().collect();
-    let value_of = |key: &str| {
-        words
-            .windows(2)
-            .find(|pair| pair[0] == key)
-            .map(|pair| pair[1])
-    };
+    let value_of = |key: &str| words.windows(2).find(|pair| pair[0] == key).map(|pair| pair[1]);
     let (Some(schema_hash), Some(text_hash)) = (value_of("schema"), value_of("text")) else {
         return Err("the first line is not the generator's stamp".to_owned());
     };
     if schema_hash != expected.schema_hash {
-        return Err(format!(
-            "made from schema {schema_hash}, the schema is {}",
-            expected.schema_hash
-        ));
+        return Err(format!("made from schema {schema_hash}, the schema is {}", expected.schema_hash));
     }
     if hash(body.as_bytes()) != text_hash {
         return Err("edited by hand".to_owned());
@@ -193,13 +157,8 @@ fn wire_module() -> String {
     );
     for setting in SETTINGS {
         let comment = setting.comment.trim();
-        write!(
-            text,
-            "\n# {comment}\n{} = {}\n",
-            setting.name,
-            python_integer(setting.value)
-        )
-        .expect("a String takes all writes");
+        write!(text, "\n# {comment}\n{} = {}\n", setting.name, python_integer(setting.value))
+            .expect("a String takes all writes");
     }
     text.push_str(
         "\n\ndef channel_options() -> list[tuple[str, int]]:\n    \
@@ -213,10 +172,7 @@ fn wire_module() -> String {
         ("grpc.keepalive_time_ms", "PING_INTERVAL_MS"),
         ("grpc.keepalive_timeout_ms", "PING_TIMEOUT_MS"),
         ("grpc.keepalive_permit_without_calls", "PING_WITHOUT_CALLS"),
-        (
-            "grpc.http2.max_pings_without_data",
-            "PINGS_WITHOUT_DATA_MAX",
-        ),
+        ("grpc.http2.max_pings_without_data", "PINGS_WITHOUT_DATA_MAX"),
         ("grpc.use_local_subchannel_pool", "1"),
         ("grpc.enable_retries", "0"),
     ] {
@@ -246,10 +202,7 @@ mod tests {
     #[test]
     fn bytes_literals_are_read_as_python_reads_them() {
         let literal = r#"'\n\x05a\\b\'\"\x12\0010\377\t') # tail"#;
-        assert_eq!(
-            python_bytes(literal),
-            Some(b"\n\x05a\\b'\"\x12\x010\xff\t".to_vec())
-        );
+        assert_eq!(python_bytes(literal), Some(b"\n\x05a\\b'\"\x12\x010\xff\t".to_vec()));
         assert_eq!(python_bytes("'open"), None);
         assert_eq!(python_bytes("no quote"), None);
     }

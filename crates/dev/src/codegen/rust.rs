@@ -24,20 +24,11 @@ pub(super) fn generate(schema: &Schema) -> Result<Files> {
     let mut files = Files::new();
     for entry in fs::read_dir(&scratch.path)? {
         let entry = entry?;
-        files.insert(
-            Path::new(DIRECTORY).join(entry.file_name()),
-            fs::read(entry.path())?,
-        );
+        files.insert(Path::new(DIRECTORY).join(entry.file_name()), fs::read(entry.path())?);
     }
-    files.insert(
-        Path::new(DIRECTORY).join("descriptor.bin"),
-        schema.bare.encode_to_vec(),
-    );
+    files.insert(Path::new(DIRECTORY).join("descriptor.bin"), schema.bare.encode_to_vec());
     let hash = format!("\"{}\"\n", schema.protocol_hash());
-    files.insert(
-        Path::new(DIRECTORY).join("protocol_hash.in"),
-        hash.into_bytes(),
-    );
+    files.insert(Path::new(DIRECTORY).join("protocol_hash.in"), hash.into_bytes());
     Ok(files)
 }
 

@@ -25,24 +25,14 @@ impl Schema {
     pub(super) fn compile(root: &Path) -> Result<Self> {
         let include = root.join("proto");
         let names = proto_files(&include)?;
-        ensure!(
-            !names.is_empty(),
-            "no .proto file below {}",
-            include.display()
-        );
+        ensure!(!names.is_empty(), "no .proto file below {}", include.display());
         let compile = |source_info: bool| -> Result<FileDescriptorSet> {
             let mut compiler = protox::Compiler::new([&include])?;
-            compiler
-                .include_imports(true)
-                .include_source_info(source_info);
+            compiler.include_imports(true).include_source_info(source_info);
             compiler.open_files(names.iter().map(|name| include.join(name)))?;
             Ok(compiler.file_descriptor_set())
         };
-        Ok(Self {
-            commented: compile(true)?,
-            bare: compile(false)?,
-            names,
-        })
+        Ok(Self { commented: compile(true)?, bare: compile(false)?, names })
     }
 
     /// The descriptor of one file, as Python embeds it: without comments and without JSON names.
@@ -64,9 +54,9 @@ impl Schema {
 
 /// FNV-1a 64 in hexadecimal. It guards against mistakes, not against attackers.
 pub(super) fn hash(bytes: &[u8]) -> String {
-    let value = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |state, byte| {
-        (state ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let value = bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |state, byte| (state ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3));
     format!("{value:016x}")
 }
 
@@ -94,10 +84,7 @@ fn proto_files(include: &Path) -> Result<Vec<String>> {
             let relative = folder.join(entry.file_name());
             if entry.file_type()?.is_dir() {
                 folders.push(relative);
-            } else if relative
-                .extension()
-                .is_some_and(|extension| extension == "proto")
-            {
+            } else if relative.extension().is_some_and(|extension| extension == "proto") {
                 names.push(relative.to_string_lossy().replace('\\', "/"));
             }
         }
