@@ -50,16 +50,9 @@ impl IncrementalDecoder {
             State::Bytes(Vec::new())
         } else {
             let ids = prompt[prompt.len().saturating_sub(CONTEXT_TOKENS)..].to_vec();
-            State::Window(Window {
-                read: ids.len(),
-                ids,
-            })
+            State::Window(Window { read: ids.len(), ids })
         };
-        Self {
-            tokenizer,
-            special,
-            state,
-        }
+        Self { tokenizer, special, state }
     }
 
     /// Takes the next token and appends the text that became certain to `out`.
@@ -98,12 +91,7 @@ impl IncrementalDecoder {
 }
 
 impl Window {
-    fn push(
-        &mut self,
-        tokenizer: &Tokenizer,
-        token_id: u32,
-        out: &mut String,
-    ) -> Result<(), Error> {
+    fn push(&mut self, tokenizer: &Tokenizer, token_id: u32, out: &mut String) -> Result<(), Error> {
         self.ids.push(token_id);
         let Some(text) = self.fresh_text(tokenizer)? else {
             return Ok(());

@@ -49,18 +49,11 @@ fn write_value(value: &Value, style: &Style, depth: usize, out: &mut String) {
             if style.sort_keys {
                 entries.sort_by_key(|(key, _)| *key);
             }
-            write_items(
-                entries.into_iter(),
-                ('{', '}'),
-                style,
-                depth,
-                out,
-                |(key, value), out| {
-                    write_string(key, style, out);
-                    out.push_str(&style.key_separator);
-                    write_value(value, style, depth + 1, out);
-                },
-            );
+            write_items(entries.into_iter(), ('{', '}'), style, depth, out, |(key, value), out| {
+                write_string(key, style, out);
+                out.push_str(&style.key_separator);
+                write_value(value, style, depth + 1, out);
+            });
         }
         Value::String(text) => write_string(text, style, out),
         scalar => out.push_str(&scalar.to_string()),
@@ -123,20 +116,11 @@ mod tests {
     #[test]
     fn the_text_is_what_python_writes() {
         let value = json!({"b": [1, 2.5, "é<'>"], "a": {}, "n": null, "e": []});
-        assert_eq!(
-            dumps(&value, &Style::new(None)),
-            r#"{"b": [1, 2.5, "é<'>"], "a": {}, "n": null, "e": []}"#
-        );
-        let indented = "{\n  \"b\": [\n    1,\n    2.5,\n    \"é<'>\"\n  ],\n  \"a\": {},\n  \"n\": null,\n  \"e\": []\n}";
+        assert_eq!(dumps(&value, &Style::new(None)), r#"{"b": [1, 2.5, "é<'>"], "a": {}, "n": null, "e": []}"#);
+        let indented =
+            "{\n  \"b\": [\n    1,\n    2.5,\n    \"é<'>\"\n  ],\n  \"a\": {},\n  \"n\": null,\n  \"e\": []\n}";
         assert_eq!(dumps(&value, &Style::new(Some(2))), indented);
-        let ascii = Style {
-            ensure_ascii: true,
-            sort_keys: true,
-            ..Style::new(None)
-        };
-        assert_eq!(
-            dumps(&json!({"b": "é😀", "a": 1}), &ascii),
-            r#"{"a": 1, "b": "\u00e9\ud83d\ude00"}"#
-        );
+        let ascii = Style { ensure_ascii: true, sort_keys: true, ..Style::new(None) };
+        assert_eq!(dumps(&json!({"b": "é😀", "a": 1}), &ascii), r#"{"a": 1, "b": "\u00e9\ud83d\ude00"}"#);
     }
 }

@@ -56,10 +56,7 @@ impl ModelSettings {
     #[must_use]
     pub fn from_values(config: &Value, generation: &Value, tokenizer: &Value) -> Self {
         // Multimodal checkpoints nest the language model's part.
-        let text = config
-            .get("text_config")
-            .filter(|nested| nested.is_object())
-            .unwrap_or(config);
+        let text = config.get("text_config").filter(|nested| nested.is_object()).unwrap_or(config);
         let mut eos_token_ids = token_ids(&generation["eos_token_id"]);
         eos_token_ids.extend(token_ids(&text["eos_token_id"]));
         eos_token_ids.sort_unstable();
@@ -84,16 +81,10 @@ pub(crate) fn read_json(path: &Path) -> Result<Value, Error> {
         Ok(bytes) => bytes,
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(Value::Null),
         Err(source) => {
-            return Err(Error::Read {
-                path: path.to_owned(),
-                source,
-            });
+            return Err(Error::Read { path: path.to_owned(), source });
         }
     };
-    serde_json::from_slice(&bytes).map_err(|error| Error::Parse {
-        path: path.to_owned(),
-        message: error.to_string(),
-    })
+    serde_json::from_slice(&bytes).map_err(|error| Error::Parse { path: path.to_owned(), message: error.to_string() })
 }
 
 fn token_ids(value: &Value) -> Vec<u32> {
@@ -105,21 +96,13 @@ fn token_ids(value: &Value) -> Vec<u32> {
 }
 
 fn length(value: &Value) -> Option<usize> {
-    value
-        .as_f64()
-        .filter(|tokens| *tokens >= 1.0 && *tokens < LENGTH_MARKER)
-        .map(|tokens| tokens as usize)
+    value.as_f64().filter(|tokens| *tokens >= 1.0 && *tokens < LENGTH_MARKER).map(|tokens| tokens as usize)
 }
 
 fn context_tokens(text: &Value, tokenizer: &Value) -> Option<usize> {
-    let model = [
-        "max_position_embeddings",
-        "n_positions",
-        "max_seq_len",
-        "seq_length",
-    ]
-    .iter()
-    .find_map(|name| length(&text[*name]));
+    let model = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"]
+        .iter()
+        .find_map(|name| length(&text[*name]));
     match (model, length(&tokenizer["model_max_length"])) {
         (Some(model), Some(tokenizer)) => Some(model.min(tokenizer)),
         (model, tokenizer) => model.or(tokenizer),
@@ -130,11 +113,7 @@ fn sampling(generation: &Value) -> SamplingDefaults {
     let number = |name: &str| generation[name].as_f64().map(|number| number as f32);
     let greedy = generation["do_sample"] == Value::Bool(false);
     SamplingDefaults {
-        temperature: if greedy {
-            Some(0.0)
-        } else {
-            number("temperature").filter(|value| *value >= 0.0)
-        },
+        temperature: if greedy { Some(0.0) } else { number("temperature").filter(|value| *value >= 0.0) },
         top_k: token_ids(&generation["top_k"]).first().copied(),
         top_p: number("top_p").filter(|value| *value > 0.0 && *value <= 1.0),
         min_p: number("min_p").filter(|value| (0.0..=1.0).contains(value)),
@@ -181,8 +160,7 @@ mod tests {
     fn nothing_said_is_nothing_known_and_greedy_models_stay_greedy() {
         let nothing = ModelSettings::from_values(&Value::Null, &Value::Null, &Value::Null);
         assert_eq!(nothing, ModelSettings::default());
-        let greedy =
-            ModelSettings::from_values(&Value::Null, &json!({"do_sample": false}), &Value::Null);
+        let greedy = ModelSettings::from_values(&Value::Null, &json!({"do_sample": false}), &Value::Null);
         assert_eq!(greedy.sampling.temperature, Some(0.0));
     }
 }

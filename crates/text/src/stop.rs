@@ -59,12 +59,7 @@ impl StopMatcher {
             self.found = true;
             return Some(StopMatch { stop_index });
         }
-        let keep = self
-            .stops
-            .iter()
-            .map(|stop| stop.matched)
-            .max()
-            .unwrap_or(0);
+        let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
         out.extend(self.held.drain(..self.held.len() - keep));
         None
     }
@@ -101,11 +96,7 @@ impl Pattern {
             }
             fallback[index] = prefix;
         }
-        Self {
-            bytes,
-            fallback,
-            matched: 0,
-        }
+        Self { bytes, fallback, matched: 0 }
     }
 
     /// Reads one byte; true when the whole string has just been read.
@@ -139,10 +130,7 @@ mod tests {
         assert_eq!(matcher.push("x", &mut out), None);
         assert_eq!(matcher.push("EN", &mut out), None);
         assert_eq!(out, "x");
-        assert_eq!(
-            matcher.push("D", &mut out),
-            Some(StopMatch { stop_index: 0 })
-        );
+        assert_eq!(matcher.push("D", &mut out), Some(StopMatch { stop_index: 0 }));
         assert_eq!(matcher.push("y", &mut out), None);
         matcher.finish(&mut out);
         assert_eq!(out, "x");
@@ -176,11 +164,7 @@ mod tests {
     /// The rule in its plainest form: smallest end, then smallest start.
     fn naive(text: &str, stops: &[String]) -> (String, Option<usize>) {
         let mut best: Option<(usize, usize, usize)> = None;
-        for (index, stop) in stops
-            .iter()
-            .enumerate()
-            .filter(|(_, stop)| !stop.is_empty())
-        {
+        for (index, stop) in stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty()) {
             if let Some(start) = text.find(stop.as_str()) {
                 let candidate = (start + stop.len(), start, index);
                 best = Some(best.map_or(candidate, |current| current.min(candidate)));

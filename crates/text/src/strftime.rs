@@ -16,15 +16,7 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-const WEEKDAYS: [&str; 7] = [
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-    "Sunday",
-];
+const WEEKDAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
 
 /// A moment split into calendar fields (proleptic Gregorian, UTC).
 struct Calendar {
@@ -68,16 +60,10 @@ impl Calendar {
         let shifted = days + 719_468;
         let era = shifted.div_euclid(146_097);
         let day_of_era = shifted.rem_euclid(146_097);
-        let year_of_era =
-            (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-        let day_of_march_year =
-            day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_of_march_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
         let march_month = (5 * day_of_march_year + 2) / 153;
-        let month = if march_month < 10 {
-            march_month + 3
-        } else {
-            march_month - 9
-        };
+        let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
         let year = year_of_era + era * 400 + i64::from(month <= 2);
         let leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
         let day = day_of_march_year - (153 * march_month + 2) / 5 + 1;
@@ -88,8 +74,7 @@ impl Calendar {
             month_index,
             day,
             day_of_year: before[month_index] + day + i64::from(leap && month > 2),
-            weekday_index: usize::try_from((days + 3).rem_euclid(7))
-                .expect("a remainder of 7 is small"),
+            weekday_index: usize::try_from((days + 3).rem_euclid(7)).expect("a remainder of 7 is small"),
             second_of_day: unix_seconds.rem_euclid(86_400),
         }
     }
@@ -97,11 +82,7 @@ impl Calendar {
     fn write(&self, directive: char, padded: bool, out: &mut String) {
         let hour = self.second_of_day / 3_600;
         let number = |value: i64, width: usize| {
-            if padded {
-                format!("{value:0width$}")
-            } else {
-                value.to_string()
-            }
+            if padded { format!("{value:0width$}") } else { value.to_string() }
         };
         let month = MONTHS[self.month_index];
         let weekday = WEEKDAYS[self.weekday_index];
@@ -122,11 +103,7 @@ impl Calendar {
             'M' => number(self.second_of_day / 60 % 60, 2),
             'S' => number(self.second_of_day % 60, 2),
             'F' => format!("{}-{:02}-{:02}", self.year, self.month_index + 1, self.day),
-            'T' => format!(
-                "{hour:02}:{:02}:{:02}",
-                self.second_of_day / 60 % 60,
-                self.second_of_day % 60
-            ),
+            'T' => format!("{hour:02}:{:02}:{:02}", self.second_of_day / 60 % 60, self.second_of_day % 60),
             'Z' => "UTC".to_owned(),
             'z' => "+0000".to_owned(),
             '%' => "%".to_owned(),
@@ -146,15 +123,9 @@ mod tests {
 
     #[test]
     fn dates_as_templates_ask_for_them() {
-        assert_eq!(
-            format(0, "%Y-%m-%d %H:%M:%S %A %j"),
-            "1970-01-01 00:00:00 Thursday 001"
-        );
+        assert_eq!(format(0, "%Y-%m-%d %H:%M:%S %A %j"), "1970-01-01 00:00:00 Thursday 001");
         assert_eq!(format(1_709_210_096, "%d %b %Y"), "29 Feb 2024");
-        assert_eq!(
-            format(1_709_210_096, "%B %-d, %y %I:%M %p %j"),
-            "February 29, 24 12:34 PM 060"
-        );
+        assert_eq!(format(1_709_210_096, "%B %-d, %y %I:%M %p %j"), "February 29, 24 12:34 PM 060");
         assert_eq!(format(1_735_603_200, "%F %a %j"), "2024-12-31 Tue 366");
         assert_eq!(format(-1, "%F %T"), "1969-12-31 23:59:59");
         assert_eq!(format(0, "100%% %q %"), "100% %q %");

@@ -46,28 +46,17 @@ impl ChatTemplate {
                 let config = folder.join("tokenizer_config.json");
                 match template_entry(&read_json(&separate)?["chat_template"]) {
                     Some(source) => (separate, Some(source)),
-                    None => (
-                        config.clone(),
-                        template_entry(&read_json(&config)?["chat_template"]),
-                    ),
+                    None => (config.clone(), template_entry(&read_json(&config)?["chat_template"])),
                 }
             }
             Err(source) => {
-                return Err(Error::Read {
-                    path: jinja,
-                    source,
-                });
+                return Err(Error::Read { path: jinja, source });
             }
         };
         let Some(source) = source else {
             return Ok(None);
         };
-        Self::new(&source, settings)
-            .map(Some)
-            .map_err(|error| Error::Parse {
-                path,
-                message: error.to_string(),
-            })
+        Self::new(&source, settings).map(Some).map_err(|error| Error::Parse { path, message: error.to_string() })
     }
 
     /// Compiles `source`.
@@ -79,32 +68,18 @@ impl ChatTemplate {
         let mut syntax = SyntaxConfig::builder();
         syntax.trim_blocks(true).lstrip_blocks(true);
         environment.set_syntax(syntax.build().map_err(|error| template_error(&error))?);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function(
-            "raise_exception",
-            |message: String| -> Result<Value, minijinja::Error> {
-                Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-            },
-        );
-        environment.add_function("strftime_now", |pattern: String| {
-            strftime::format(unix_seconds(), &pattern)
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
-        environment.add_filter("tojson", |value: Value, options: Kwargs| {
-            tojson(&value, &options)
-        });
+        environment.add_function("strftime_now", |pattern: String| strftime::format(unix_seconds(), &pattern));
+        environment.add_filter("tojson", |value: Value, options: Kwargs| tojson(&value, &options));
         environment
             .add_template_owned(NAME, without_generation_tags(source))
             .map_err(|error| template_error(&error))?;
-        let special_tokens = settings
-            .special_tokens
-            .iter()
-            .map(|(name, token)| (name.clone(), Json::from(token.as_str())))
-            .collect();
-        Ok(Self {
-            environment,
-            special_tokens,
-        })
+        let special_tokens =
+            settings.special_tokens.iter().map(|(name, token)| (name.clone(), Json::from(token.as_str()))).collect();
+        Ok(Self { environment, special_tokens })
     }
 
     /// The conversation as the model reads it. The text already holds its special tokens: encode it without adding any.
@@ -114,20 +89,12 @@ impl ChatTemplate {
     pub fn render(&self, input: &ChatInput) -> Result<String, Error> {
         let mut context = self.special_tokens.clone();
         context.insert("messages".to_owned(), Json::Array(input.messages.clone()));
-        context.insert(
-            "add_generation_prompt".to_owned(),
-            Json::Bool(input.add_generation_prompt),
-        );
+        context.insert("add_generation_prompt".to_owned(), Json::Bool(input.add_generation_prompt));
         context.insert("tools".to_owned(), Json::Null);
         context.insert("documents".to_owned(), Json::Null);
         context.extend(input.variables.clone());
-        let template = self
-            .environment
-            .get_template(NAME)
-            .expect("added when the template was built");
-        template
-            .render(Value::from(Serde(&context)))
-            .map_err(|error| template_error(&error))
+        let template = self.environment.get_template(NAME).expect("added when the template was built");
+        template.render(Value::from(Serde(&context))).map_err(|error| template_error(&error))
     }
 }
 
@@ -145,24 +112,18 @@ fn template_entry(entry: &Json) -> Option<String> {
 }
 
 fn template_error(error: &minijinja::Error) -> Error {
-    let message = error
-        .detail()
-        .map_or_else(|| error.kind().to_string(), str::to_owned);
+    let message = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     Error::Template { message }
 }
 
 fn unix_seconds() -> i64 {
-    let since_epoch = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// `tojson` as `transformers` defines it: `json.dumps` without HTML escapes.
 fn tojson(value: &Value, options: &Kwargs) -> Result<Value, minijinja::Error> {
-    let invalid = |error: serde_json::Error| {
-        minijinja::Error::new(ErrorKind::BadSerialization, error.to_string())
-    };
+    let invalid = |error: serde_json::Error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string());
     let json = serde_json::to_value(value).map_err(invalid)?;
     let mut style = python_json::Style::new(options.get("indent")?);
     if let Some(sort_keys) = options.get("sort_keys")? {
@@ -208,8 +169,7 @@ mod tests {
     use serde_json::json;
 
     fn render(source: &str, messages: &Json) -> Result<String, Error> {
-        let settings =
-            ModelSettings::from_values(&Json::Null, &Json::Null, &json!({"bos_token": "<s>"}));
+        let settings = ModelSettings::from_values(&Json::Null, &Json::Null, &json!({"bos_token": "<s>"}));
         let messages = messages.as_array().cloned().unwrap_or_default();
         ChatTemplate::new(source, &settings)?.render(&ChatInput {
             messages,
@@ -227,16 +187,9 @@ mod tests {
 
     #[test]
     fn a_template_can_refuse() {
-        let error =
-            render("{{ raise_exception('roles must alternate') }}", &json!([])).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "the chat template refused the messages: roles must alternate"
-        );
-        assert!(matches!(
-            render("{% if %}", &json!([])),
-            Err(Error::Template { .. })
-        ));
+        let error = render("{{ raise_exception('roles must alternate') }}", &json!([])).unwrap_err();
+        assert_eq!(error.to_string(), "the chat template refused the messages: roles must alternate");
+        assert!(matches!(render("{% if %}", &json!([])), Err(Error::Template { .. })));
     }
 
     #[test]

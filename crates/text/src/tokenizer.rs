@@ -25,10 +25,7 @@ struct Shared {
 
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Tokenizer")
-            .field("vocab_size", &self.vocab_size())
-            .finish_non_exhaustive()
+        formatter.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
     }
 }
 
@@ -40,14 +37,8 @@ impl Tokenizer {
     /// [`Error::Read`] when `tokenizer.json` cannot be read, [`Error::Parse`] when a file is malformed.
     pub fn load(folder: &Path) -> Result<Self, Error> {
         let path = folder.join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(|source| Error::Read {
-            path: path.clone(),
-            source,
-        })?;
-        let unusable = |error: tokenizers::Error| Error::Parse {
-            path: path.clone(),
-            message: error.to_string(),
-        };
+        let bytes = std::fs::read(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
+        let unusable = |error: tokenizers::Error| Error::Parse { path: path.clone(), message: error.to_string() };
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(unusable)?;
         // Some files carry the truncation and padding of a training run; a server must see the prompt as it is.
         tokenizer.with_truncation(None).map_err(unusable)?;
@@ -55,14 +46,7 @@ impl Tokenizer {
         let settings = ModelSettings::load(folder)?;
         let template = ChatTemplate::load(folder, &settings)?;
         let vocabulary = vocabulary(&tokenizer);
-        Ok(Self {
-            shared: Arc::new(Shared {
-                tokenizer,
-                vocabulary,
-                settings,
-                template,
-            }),
-        })
+        Ok(Self { shared: Arc::new(Shared { tokenizer, vocabulary, settings, template }) })
     }
 
     /// Token ids of `text`. With `add_special_tokens` the tokenizer's own additions (such as BOS) are included.
@@ -74,9 +58,7 @@ impl Tokenizer {
             .tokenizer
             .encode_fast(text, add_special_tokens)
             .map(|encoding| encoding.get_ids().to_vec())
-            .map_err(|error| Error::Encode {
-                message: error.to_string(),
-            })
+            .map_err(|error| Error::Encode { message: error.to_string() })
     }
 
     /// The text of a whole sequence.
@@ -87,9 +69,7 @@ impl Tokenizer {
         self.shared
             .tokenizer
             .decode(token_ids, special == SpecialTokens::Skip)
-            .map_err(|error| Error::Decode {
-                message: error.to_string(),
-            })
+            .map_err(|error| Error::Decode { message: error.to_string() })
     }
 
     /// A decoder for the tokens that follow `prompt` (of which only the last few matter).
@@ -103,11 +83,7 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::NoChatTemplate`], or [`Error::Template`] when the template refuses the messages.
     pub fn render_chat(&self, input: &ChatInput) -> Result<String, Error> {
-        self.shared
-            .template
-            .as_ref()
-            .ok_or(Error::NoChatTemplate)?
-            .render(input)
+        self.shared.template.as_ref().ok_or(Error::NoChatTemplate)?.render(input)
     }
 
     /// One token's bytes: its share of the decoded text, or a special token's name. Empty for an unknown id.
@@ -141,11 +117,7 @@ impl Tokenizer {
 
 fn vocabulary(tokenizer: &tokenizers::Tokenizer) -> Vocabulary {
     let added = tokenizer.get_added_tokens_decoder();
-    let count = tokenizer
-        .get_vocab(true)
-        .into_values()
-        .max()
-        .map_or(0, |id| id.saturating_add(1));
+    let count = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id.saturating_add(1));
     Vocabulary::build(
         count,
         matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))),

@@ -21,19 +21,10 @@ impl Vocabulary {
         special: impl Fn(u32) -> bool,
     ) -> Self {
         let alphabet = byte_level_alphabet();
-        let mut table = Self {
-            bytes: Vec::new(),
-            ends: Vec::new(),
-            special: Vec::new(),
-            byte_level,
-        };
+        let mut table = Self { bytes: Vec::new(), ends: Vec::new(), special: Vec::new(), byte_level };
         for id in 0..count {
             if let Some(text) = token(id) {
-                let bytes = if byte_level {
-                    byte_level_bytes(&text, &alphabet)
-                } else {
-                    sentencepiece_bytes(&text)
-                };
+                let bytes = if byte_level { byte_level_bytes(&text, &alphabet) } else { sentencepiece_bytes(&text) };
                 table.bytes.extend_from_slice(&bytes);
             }
             table.ends.push(table.bytes.len());
@@ -77,8 +68,7 @@ fn byte_level_alphabet() -> HashMap<char, u8> {
         let character = if printable {
             char::from(byte)
         } else {
-            let character =
-                char::from_u32(stand_in).expect("the 68 code points from U+0100 up are characters");
+            let character = char::from_u32(stand_in).expect("the 68 code points from U+0100 up are characters");
             stand_in += 1;
             character
         };

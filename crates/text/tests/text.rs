@@ -7,12 +7,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 fn load(name: &str) -> Tokenizer {
-    Tokenizer::load(
-        &PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/data")
-            .join(name),
-    )
-    .expect("the fixture loads")
+    Tokenizer::load(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name))
+        .expect("the fixture loads")
 }
 
 fn increments(tokenizer: &Tokenizer, special: SpecialTokens, ids: &[u32]) -> Vec<String> {
@@ -58,10 +54,7 @@ fn the_other_decoder_family_agrees_with_its_whole_decode() {
         assert_ne!(tokenizer.encode(text, false).unwrap()[0], 1);
         let whole = tokenizer.decode(&ids, SpecialTokens::Skip).unwrap();
         assert_eq!(whole, text);
-        assert_eq!(
-            increments(&tokenizer, SpecialTokens::Skip, &ids).concat(),
-            text
-        );
+        assert_eq!(increments(&tokenizer, SpecialTokens::Skip, &ids).concat(), text);
     }
 }
 
@@ -75,24 +68,15 @@ fn a_continuation_keeps_its_leading_blank() {
     for id in rest {
         decoder.push(*id, &mut out).unwrap();
     }
-    assert_eq!(
-        tokenizer.decode(prompt, SpecialTokens::Skip).unwrap() + &out,
-        "speak speak"
-    );
+    assert_eq!(tokenizer.decode(prompt, SpecialTokens::Skip).unwrap() + &out, "speak speak");
 }
 
 #[test]
 fn special_tokens_are_skipped_or_shown_as_themselves() {
     let tokenizer = load("bytelevel");
     let ids = tokenizer.encode("hi<|im_end|>", false).unwrap();
-    assert_eq!(
-        increments(&tokenizer, SpecialTokens::Skip, &ids).concat(),
-        "hi"
-    );
-    assert_eq!(
-        increments(&tokenizer, SpecialTokens::Show, &ids).concat(),
-        "hi<|im_end|>"
-    );
+    assert_eq!(increments(&tokenizer, SpecialTokens::Skip, &ids).concat(), "hi");
+    assert_eq!(increments(&tokenizer, SpecialTokens::Show, &ids).concat(), "hi<|im_end|>");
     assert_eq!(tokenizer.token_text(*ids.last().unwrap()), "<|im_end|>");
     assert_eq!(tokenizer.vocab_size(), 901);
     assert_eq!(tokenizer.token_bytes(40_000), b"");
@@ -112,18 +96,9 @@ fn chat_templates_come_from_either_file() {
         variables: serde_json::Map::new(),
     };
     let text = load("bytelevel").render_chat(&input).unwrap();
-    assert!(
-        text.starts_with("<|im_start|>system\nYou are a helpful AI assistant"),
-        "{text}"
-    );
-    assert!(
-        text.ends_with("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"),
-        "{text}"
-    );
-    assert_eq!(
-        load("metaspace").render_chat(&input).unwrap(),
-        "<s>[USER] hi"
-    );
+    assert!(text.starts_with("<|im_start|>system\nYou are a helpful AI assistant"), "{text}");
+    assert!(text.ends_with("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"), "{text}");
+    assert_eq!(load("metaspace").render_chat(&input).unwrap(), "<s>[USER] hi");
 }
 
 #[test]
@@ -138,11 +113,7 @@ fn settings_are_read_beside_the_vocabulary() {
 #[test]
 fn a_missing_or_broken_file_is_named() {
     let error = Tokenizer::load(&PathBuf::from("/nowhere")).unwrap_err();
-    assert!(
-        matches!(&error, Error::Read { .. })
-            && error.to_string().contains("/nowhere/tokenizer.json"),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Read { .. }) && error.to_string().contains("/nowhere/tokenizer.json"), "{error}");
     let folder = std::env::temp_dir().join(format!("paceline-text-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("tokenizer.json"), "{").unwrap();
