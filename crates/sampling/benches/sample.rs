@@ -12,47 +12,20 @@ const ROUNDS: u64 = 200;
 fn main() {
     for vocab_size in [49_152_u32, 151_936] {
         let logits = model_like_row(vocab_size);
-        let base = SamplingParams {
-            temperature: 0.8,
-            seed: 7,
-            ..SamplingParams::default()
-        };
+        let base = SamplingParams { temperature: 0.8, seed: 7, ..SamplingParams::default() };
         let cases = [
             ("greedy", SamplingParams::greedy()),
             ("temperature 0.8", base),
             ("top-k 40", SamplingParams { top_k: 40, ..base }),
-            (
-                "top-p 0.95",
-                SamplingParams {
-                    top_p: 0.95,
-                    ..base
-                },
-            ),
-            (
-                "top-k 40, top-p 0.95",
-                SamplingParams {
-                    top_k: 40,
-                    top_p: 0.95,
-                    ..base
-                },
-            ),
-            (
-                "min-p 0.05",
-                SamplingParams {
-                    min_p: 0.05,
-                    ..base
-                },
-            ),
+            ("top-p 0.95", SamplingParams { top_p: 0.95, ..base }),
+            ("top-k 40, top-p 0.95", SamplingParams { top_k: 40, top_p: 0.95, ..base }),
+            ("min-p 0.05", SamplingParams { min_p: 0.05, ..base }),
         ];
         let mut scratch = Scratch::default();
         for (name, params) in cases {
             let sampler = Sampler::new(params).expect("in range");
             report(vocab_size, name, |index| {
-                black_box(
-                    sampler
-                        .sample(&logits, index, &mut scratch)
-                        .expect("usable"),
-                );
+                black_box(sampler.sample(&logits, index, &mut scratch).expect("usable"));
             });
         }
         report(vocab_size, "logprobs 5", |_| {
@@ -66,8 +39,7 @@ fn report(vocab_size: u32, name: &str, mut work: impl FnMut(u64)) {
     for index in 0..ROUNDS {
         work(index);
     }
-    let microseconds =
-        start.elapsed().as_secs_f64() * 1e6 / f64::from(u32::try_from(ROUNDS).expect("small"));
+    let microseconds = start.elapsed().as_secs_f64() * 1e6 / f64::from(u32::try_from(ROUNDS).expect("small"));
     println!("{vocab_size:>7} tokens  {name:<22} {microseconds:>8.1} us");
 }
 

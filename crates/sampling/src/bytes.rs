@@ -32,14 +32,10 @@ impl SamplingParams {
     /// The bytes are no such array, are followed by more bytes, or hold a value out of range.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
         let mut rest = bytes;
-        let wire: Wire = rmp_serde::from_read(&mut rest).map_err(|error| Error::Bytes {
-            message: error.to_string(),
-        })?;
+        let wire: Wire =
+            rmp_serde::from_read(&mut rest).map_err(|error| Error::Bytes { message: error.to_string() })?;
         if !rest.is_empty() {
-            return Err(Error::BytesLength {
-                expected: bytes.len() - rest.len(),
-                got: bytes.len(),
-            });
+            return Err(Error::BytesLength { expected: bytes.len() - rest.len(), got: bytes.len() });
         }
         let Wire(temperature, top_k, top_p, min_p, seed, logprobs) = wire;
         let params = Self {
@@ -61,14 +57,8 @@ mod tests {
 
     #[test]
     fn every_field_survives() {
-        let params = SamplingParams {
-            temperature: 0.1,
-            top_k: 40,
-            top_p: 0.95,
-            min_p: 0.05,
-            seed: u64::MAX,
-            logprobs: Some(0),
-        };
+        let params =
+            SamplingParams { temperature: 0.1, top_k: 40, top_p: 0.95, min_p: 0.05, seed: u64::MAX, logprobs: Some(0) };
         let read = SamplingParams::from_bytes(&params.to_bytes());
         assert_eq!(read, Ok(params));
         let plain = SamplingParams::default();
@@ -79,33 +69,17 @@ mod tests {
     fn broken_bytes_are_refused() {
         let bytes = SamplingParams::default().to_bytes();
         for cut in 0..bytes.len() {
-            assert!(
-                matches!(
-                    SamplingParams::from_bytes(&bytes[..cut]),
-                    Err(Error::Bytes { .. })
-                ),
-                "cut at {cut}"
-            );
+            assert!(matches!(SamplingParams::from_bytes(&bytes[..cut]), Err(Error::Bytes { .. })), "cut at {cut}");
         }
         let mut longer = bytes.clone();
         longer.push(0);
-        let expected = Error::BytesLength {
-            expected: bytes.len(),
-            got: bytes.len() + 1,
-        };
+        let expected = Error::BytesLength { expected: bytes.len(), got: bytes.len() + 1 };
         assert_eq!(SamplingParams::from_bytes(&longer), Err(expected));
     }
 
     #[test]
     fn values_out_of_range_are_refused_on_reading_too() {
-        let bytes = SamplingParams {
-            top_p: 2.0,
-            ..SamplingParams::default()
-        }
-        .to_bytes();
-        assert_eq!(
-            SamplingParams::from_bytes(&bytes),
-            Err(Error::TopP { got: 2.0 })
-        );
+        let bytes = SamplingParams { top_p: 2.0, ..SamplingParams::default() }.to_bytes();
+        assert_eq!(SamplingParams::from_bytes(&bytes), Err(Error::TopP { got: 2.0 }));
     }
 }

@@ -57,12 +57,12 @@ pub enum Error {
         /// Length of the row.
         vocab_size: usize,
     },
-    /// The logits do not hold one row for each position.
-    #[error("logits must hold {expected} values (positions x vocabulary), got {got}")]
-    LogitsLength {
-        /// Positions times vocabulary.
+    /// There is not one row of logits for each draft and one more.
+    #[error("verification needs {expected} rows of logits (drafts + 1), got {got}")]
+    LogitsRows {
+        /// Drafts + 1.
         expected: usize,
-        /// Values given.
+        /// Rows given.
         got: usize,
     },
     /// A token id outside the row was asked for.

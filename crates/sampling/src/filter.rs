@@ -44,12 +44,7 @@ pub(crate) enum Kept<'a> {
 
 impl Filter {
     /// Applies the filters to one row whose largest logit is known.
-    pub(crate) fn apply<'a>(
-        &self,
-        logits: &[f32],
-        largest: Largest,
-        scratch: &'a mut Scratch,
-    ) -> Kept<'a> {
+    pub(crate) fn apply<'a>(&self, logits: &[f32], largest: Largest, scratch: &'a mut Scratch) -> Kept<'a> {
         let limited = self.top_k > 0 && self.top_k < logits.len();
         if !limited && self.top_p >= 1.0 {
             return Kept::AtLeast(self.min_p_floor(largest.logit));
@@ -58,11 +53,7 @@ impl Filter {
         let kept = if limited {
             keep_top_k(logits, self.top_k, keys);
             keys.sort_unstable_by(|left, right| right.cmp(left));
-            if self.top_p < 1.0 {
-                self.ranked_nucleus(keys, largest.logit)
-            } else {
-                keys.len()
-            }
+            if self.top_p < 1.0 { self.ranked_nucleus(keys, largest.logit) } else { keys.len() }
         } else {
             self.whole_nucleus(logits, largest.logit, keys)
         };
@@ -104,17 +95,13 @@ impl Filter {
         let largest_scaled = self.scaled(largest);
         let weight = |key: &u64| self.weight(key_logit(*key), largest_scaled);
         let total = keys.iter().fold(0.0, |sum, key| sum + weight(key));
-        self.reaching(keys, total, 0.0, largest_scaled)
-            .0
-            .unwrap_or(keys.len())
+        self.reaching(keys, total, 0.0, largest_scaled).0.unwrap_or(keys.len())
     }
 
     /// Fills `keys` with a ranked start of the whole row and says how many of them top-p keeps.
     fn whole_nucleus(&self, logits: &[f32], largest: f32, keys: &mut Vec<u64>) -> usize {
         let largest_scaled = self.scaled(largest);
-        let total = logits
-            .iter()
-            .fold(0.0, |sum, logit| sum + self.weight(*logit, largest_scaled));
+        let total = logits.iter().fold(0.0, |sum, logit| sum + self.weight(*logit, largest_scaled));
         // Tokens under this weight cannot, all together, hold the share that top-p cuts. If rounding says
         // otherwise, the second round below looks at all of them.
         let share_cut = (1.0 - self.top_p) * total / logits.len() as f64;
@@ -122,11 +109,7 @@ impl Filter {
         for floor in [floor.min(largest), f32::NEG_INFINITY] {
             keys.clear();
             keys.extend(
-                logits
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, logit)| **logit >= floor)
-                    .map(|(id, logit)| key(*logit, id)),
+                logits.iter().enumerate().filter(|(_, logit)| **logit >= floor).map(|(id, logit)| key(*logit, id)),
             );
             if let Some(kept) = self.rank_until_reached(keys, total, largest_scaled) {
                 return kept;
@@ -136,12 +119,7 @@ impl Filter {
     }
 
     /// Ranks keys piece by piece, each four times the last, until the running sum reaches top-p.
-    fn rank_until_reached(
-        &self,
-        keys: &mut [u64],
-        total: f64,
-        largest_scaled: f64,
-    ) -> Option<usize> {
+    fn rank_until_reached(&self, keys: &mut [u64], total: f64, largest_scaled: f64) -> Option<usize> {
         let (mut start, mut sum, mut piece) = (0, 0.0, 64);
         while start < keys.len() {
             let rest = &mut keys[start..];
@@ -160,13 +138,7 @@ impl Filter {
     }
 
     /// The count of ranked keys after which the running sum, begun at `sum`, reaches `top_p * total`; and the sum.
-    fn reaching(
-        &self,
-        keys: &[u64],
-        total: f64,
-        mut sum: f64,
-        largest_scaled: f64,
-    ) -> (Option<usize>, f64) {
+    fn reaching(&self, keys: &[u64], total: f64, mut sum: f64, largest_scaled: f64) -> (Option<usize>, f64) {
         let target = self.top_p * total;
         for (position, key) in keys.iter().enumerate() {
             sum += self.weight(key_logit(*key), largest_scaled);
@@ -200,8 +172,7 @@ pub(crate) fn keep_top_k(logits: &[f32], count: usize, keys: &mut Vec<u64>) {
 
 /// Keeps the `count` largest keys, at least one, and gives the smallest of them.
 fn shorten(keys: &mut Vec<u64>, count: usize) -> u64 {
-    let (_, &mut smallest, _) =
-        keys.select_nth_unstable_by(count - 1, |left, right| right.cmp(left));
+    let (_, &mut smallest, _) = keys.select_nth_unstable_by(count - 1, |left, right| right.cmp(left));
     keys.truncate(count);
     smallest
 }
@@ -224,17 +195,9 @@ pub(crate) fn key_token(key: u64) -> u32 {
 /// An integer that orders as the value does; both zeros give the same one.
 fn ordered(value: f32) -> u32 {
     let bits = (value + 0.0).to_bits();
-    if bits >> 31 == 1 {
-        !bits
-    } else {
-        bits | 1 << 31
-    }
+    if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
 }
 
 fn from_ordered(ordered: u32) -> f32 {
-    f32::from_bits(if ordered >> 31 == 1 {
-        ordered & !(1 << 31)
-    } else {
-        !ordered
-    })
+    f32::from_bits(if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered })
 }

@@ -25,4 +25,4 @@ pub use error::Error;
 pub use filter::Scratch;
 pub use logprobs::{TokenLogprobs, token_logprobs};
 pub use params::{LOGPROBS_MAX, SamplingParams, choice_seed};
-pub use sample::Sampler;
+pub use sample::{Produced, Sampler};

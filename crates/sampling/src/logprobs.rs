@@ -24,27 +24,15 @@ pub fn token_logprobs(
     scratch: &mut Scratch,
 ) -> Result<TokenLogprobs, Error> {
     let vocab_size = logits.len();
-    let sampled = usize::try_from(token_id)
-        .ok()
-        .and_then(|position| logits.get(position));
-    let &sampled = sampled.ok_or(Error::TokenId {
-        token_id,
-        vocab_size,
-    })?;
+    let sampled = usize::try_from(token_id).ok().and_then(|position| logits.get(position));
+    let &sampled = sampled.ok_or(Error::TokenId { token_id, vocab_size })?;
     let largest = f64::from(largest(logits)?.logit);
-    let total: f64 = logits
-        .iter()
-        .map(|logit| (f64::from(*logit) - largest).exp())
-        .sum();
+    let total: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
     let log_total = total.ln();
     let logprob = |logit: f32| (f64::from(logit) - largest - log_total) as f32;
     Ok(TokenLogprobs {
         sampled: logprob(sampled),
-        top: scratch
-            .ranked(logits, top_count)
-            .iter()
-            .map(|&key| (key_token(key), logprob(key_logit(key))))
-            .collect(),
+        top: scratch.ranked(logits, top_count).iter().map(|&key| (key_token(key), logprob(key_logit(key)))).collect(),
     })
 }
 
@@ -73,10 +61,7 @@ mod tests {
         let mut scratch = Scratch::default();
         let found = token_logprobs(&logits, 3, 3, &mut scratch).expect("usable");
         assert!((found.sampled - 0.125_f32.ln()).abs() < 1e-6);
-        assert_eq!(
-            found.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
-            [0, 2, 1]
-        );
+        assert_eq!(found.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 2, 1]);
         for (id, logprob) in &found.top {
             let expected = probabilities[usize::try_from(*id).expect("small")].ln();
             assert!((logprob - expected).abs() < 1e-6);
@@ -87,19 +72,10 @@ mod tests {
     fn zero_reports_only_the_token_itself_and_n_is_cut_at_the_vocabulary() {
         let mut scratch = Scratch::default();
         let logits = [1.0, f32::NEG_INFINITY, 0.0];
-        assert_eq!(
-            token_logprobs(&logits, 0, 0, &mut scratch).map(|found| found.top),
-            Ok(vec![])
-        );
+        assert_eq!(token_logprobs(&logits, 0, 0, &mut scratch).map(|found| found.top), Ok(vec![]));
         let found = token_logprobs(&logits, 1, 20, &mut scratch).expect("usable");
         assert_eq!(found.sampled, f32::NEG_INFINITY);
         assert_eq!(found.top.len(), 3);
-        assert_eq!(
-            token_logprobs(&logits, 3, 0, &mut scratch),
-            Err(Error::TokenId {
-                token_id: 3,
-                vocab_size: 3
-            })
-        );
+        assert_eq!(token_logprobs(&logits, 3, 0, &mut scratch), Err(Error::TokenId { token_id: 3, vocab_size: 3 }));
     }
 }

@@ -22,10 +22,7 @@ impl Default for NgramLengths {
 /// most recent counts. The drafts are what followed it, and where that runs into the end of the history, the drafts
 /// themselves follow, so a repeating text goes on repeating. No match gives no draft.
 pub fn propose(history: &[u32], count: usize, lengths: NgramLengths, drafts: &mut Vec<u32>) {
-    let Some(start) = (count > 0)
-        .then(|| continuation_start(history, lengths))
-        .flatten()
-    else {
+    let Some(start) = (count > 0).then(|| continuation_start(history, lengths)).flatten() else {
         return;
     };
     let drafts_start = drafts.len();
@@ -44,10 +41,7 @@ fn continuation_start(history: &[u32], lengths: NgramLengths) -> Option<usize> {
     let mut best: Option<(usize, usize)> = None;
     for end in (1..history.len()).rev() {
         let matching = history[..end].iter().rev().zip(history.iter().rev());
-        let length = matching
-            .take(lengths.max)
-            .take_while(|(earlier, newest)| earlier == newest)
-            .count();
+        let length = matching.take(lengths.max).take_while(|(earlier, newest)| earlier == newest).count();
         if length >= min && best.is_none_or(|(_, longest)| length > longest) {
             best = Some((end, length));
             if length == lengths.max {
@@ -107,19 +101,9 @@ mod tests {
     #[test]
     fn matches_under_the_minimum_give_nothing() {
         let mut found = vec![42];
-        propose(
-            &[1, 2, 3, 1],
-            2,
-            NgramLengths { max: 3, min: 2 },
-            &mut found,
-        );
+        propose(&[1, 2, 3, 1], 2, NgramLengths { max: 3, min: 2 }, &mut found);
         assert_eq!(found, [42]);
-        propose(
-            &[1, 2, 3, 1, 2],
-            2,
-            NgramLengths { max: 3, min: 2 },
-            &mut found,
-        );
+        propose(&[1, 2, 3, 1, 2], 2, NgramLengths { max: 3, min: 2 }, &mut found);
         assert_eq!(found, [42, 3, 1]);
     }
 }

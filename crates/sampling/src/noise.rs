@@ -21,10 +21,7 @@ impl NoiseSource {
     /// `index` is the 0-based position in prompt and output of the token being produced.
     #[must_use]
     pub fn new(seed: u64, index: u64) -> Self {
-        Self {
-            key: philox::key(seed),
-            index: philox::key(index),
-        }
+        Self { key: philox::key(seed), index: philox::key(index) }
     }
 
     /// The noise of one token.
@@ -65,9 +62,7 @@ mod tests {
 
     #[test]
     fn extremes() {
-        assert!(
-            (noise_of_word(u32::MAX) - (-(-f64::ln_1p(-(-33.0_f64).exp2())).ln())).abs() < 1e-9
-        );
+        assert!((noise_of_word(u32::MAX) - (-(-f64::ln_1p(-(-33.0_f64).exp2())).ln())).abs() < 1e-9);
         assert!(noise_of_word(u32::MAX) < NOISE_MAX);
         assert!((noise_of_word(0) - -(33.0 * LN_2).ln()).abs() < 1e-12);
     }
@@ -79,14 +74,9 @@ mod tests {
             let power = 1_u32 << shift;
             [power - 1, power, power.wrapping_add(1), power | power >> 1]
         });
-        let words = near_powers
-            .chain((0..10_000).map(|id| source.word(id)))
-            .chain([0, u32::MAX]);
+        let words = near_powers.chain((0..10_000).map(|id| source.word(id))).chain([0, u32::MAX]);
         for word in words.flat_map(|word| [word, !word]) {
-            assert!(
-                noise_of_word(word) + 1e-11 < noise_bound_of_word(word),
-                "word {word}"
-            );
+            assert!(noise_of_word(word) + 1e-11 < noise_bound_of_word(word), "word {word}");
             assert!(noise_bound_of_word(word) <= NOISE_MAX);
         }
     }

@@ -26,14 +26,7 @@ pub struct SamplingParams {
 impl Default for SamplingParams {
     /// Plain sampling at temperature 1 with nothing filtered.
     fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 0,
-            logprobs: None,
-        }
+        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, logprobs: None }
     }
 }
 
@@ -41,10 +34,7 @@ impl SamplingParams {
     /// Greedy decoding: the likeliest token each time.
     #[must_use]
     pub fn greedy() -> Self {
-        Self {
-            temperature: 0.0,
-            ..Self::default()
-        }
+        Self { temperature: 0.0, ..Self::default() }
     }
 
     /// Checks every field.
@@ -53,9 +43,7 @@ impl SamplingParams {
     /// The first field out of range, by name and with its value.
     pub fn validate(&self) -> Result<(), Error> {
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            return Err(Error::Temperature {
-                got: self.temperature,
-            });
+            return Err(Error::Temperature { got: self.temperature });
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return Err(Error::TopP { got: self.top_p });
@@ -91,83 +79,33 @@ mod tests {
     fn out_of_range_fields_are_named_with_their_value() {
         let base = SamplingParams::default();
         let cases = [
-            (
-                SamplingParams {
-                    temperature: -1.0,
-                    ..base
-                },
-                "temperature",
-                "-1",
-            ),
-            (
-                SamplingParams {
-                    temperature: f32::NAN,
-                    ..base
-                },
-                "temperature",
-                "NaN",
-            ),
-            (
-                SamplingParams {
-                    temperature: f32::INFINITY,
-                    ..base
-                },
-                "temperature",
-                "inf",
-            ),
+            (SamplingParams { temperature: -1.0, ..base }, "temperature", "-1"),
+            (SamplingParams { temperature: f32::NAN, ..base }, "temperature", "NaN"),
+            (SamplingParams { temperature: f32::INFINITY, ..base }, "temperature", "inf"),
             (SamplingParams { top_p: 0.0, ..base }, "top_p", "0"),
             (SamplingParams { top_p: 1.5, ..base }, "top_p", "1.5"),
-            (
-                SamplingParams {
-                    min_p: -0.25,
-                    ..base
-                },
-                "min_p",
-                "-0.25",
-            ),
-            (
-                SamplingParams {
-                    min_p: f32::NAN,
-                    ..base
-                },
-                "min_p",
-                "NaN",
-            ),
-            (
-                SamplingParams {
-                    logprobs: Some(10_000),
-                    ..base
-                },
-                "logprobs",
-                "10000",
-            ),
+            (SamplingParams { min_p: -0.25, ..base }, "min_p", "-0.25"),
+            (SamplingParams { min_p: f32::NAN, ..base }, "min_p", "NaN"),
+            (SamplingParams { logprobs: Some(10_000), ..base }, "logprobs", "10000"),
         ];
         for (params, field, value) in cases {
             let error = params.validate().expect_err(field);
             assert_eq!(error.field(), Some(field));
             let text = error.to_string();
-            assert!(
-                text.starts_with(field) && text.ends_with(&format!("got {value}")),
-                "{text}"
-            );
+            assert!(text.starts_with(field) && text.ends_with(&format!("got {value}")), "{text}");
         }
     }
 
     #[test]
     fn limits_themselves_are_accepted() {
-        let params = SamplingParams {
-            min_p: 1.0,
-            logprobs: Some(LOGPROBS_MAX),
-            ..SamplingParams::greedy()
-        };
+        let params = SamplingParams { min_p: 1.0, logprobs: Some(LOGPROBS_MAX), ..SamplingParams::greedy() };
         assert_eq!(params.validate(), Ok(()));
     }
 
     #[test]
     fn choices_have_their_own_seeds_only_when_there_are_several() {
         assert_eq!(choice_seed(7, 0, 1), 7);
-        let seeds: std::collections::BTreeSet<u64> =
-            (0..128).map(|index| choice_seed(7, index, 128)).collect();
+        let seeds: std::collections::BTreeSet<u64> = (0..128).map(|index| choice_seed(7, index, 128)).collect();
         assert_eq!(seeds.len(), 128);
         assert!(!seeds.contains(&7));
         assert_eq!(choice_seed(7, 1, 2), choice_seed(7, 1, 128));

@@ -3,13 +3,24 @@
 use crate::filter::{Filter, Kept, Scratch, key, key_logit, key_token};
 use crate::noise::{NOISE_MAX, NoiseSource, noise_bound_of_word, noise_of_word};
 use crate::scan::{Largest, largest};
-use crate::{Error, SamplingParams};
+use crate::{Error, SamplingParams, TokenLogprobs, token_logprobs};
 
 /// Validated parameters of one request, ready to sample with.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplingParams,
     filter: Filter,
+}
+
+/// What one row of a step produced.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Produced {
+    /// Drafts that the target agreed with.
+    pub accepted: usize,
+    /// The tokens: accepted drafts, then one of the target's own.
+    pub emitted: Vec<u32>,
+    /// One entry per emitted token, or none where the request wants none.
+    pub logprobs: Vec<TokenLogprobs>,
 }
 
 /// The best token so far: largest score, lowest id on ties.
@@ -86,46 +97,37 @@ impl Sampler {
             Kept::Ranked(keys) => return Ok(keys.iter().map(|key| key_token(*key)).collect()),
             Kept::AtLeast(floor) => floor,
         };
-        let mut keys: Vec<u64> = (0..)
-            .zip(logits)
-            .filter(|(_, logit)| **logit >= floor)
-            .map(|(id, logit)| key(*logit, id))
-            .collect();
+        let mut keys: Vec<u64> =
+            (0..).zip(logits).filter(|(_, logit)| **logit >= floor).map(|(id, logit)| key(*logit, id)).collect();
         keys.sort_unstable_by(|left, right| right.cmp(left));
         Ok(keys.into_iter().map(key_token).collect())
     }
 
     /// Verifies drafts by sampling the target at each position.
     ///
-    /// `logits` is f32 `[drafts + 1, vocab_size]`: row j is what the target gave after draft j - 1, and its token has
-    /// position `first_index + j`. A draft is accepted while it equals the token sampled in its place; the first that
-    /// differs is replaced, and one more token follows when all are accepted. So 1 + accepted tokens are appended to
-    /// `emitted`, the very tokens that sampling one by one would give. Returns the number accepted.
+    /// `rows` holds one row of logits more than there are drafts: row j is what the target gave after draft j - 1,
+    /// and its token has position `first_index + j`. A draft is accepted while it equals the token sampled in its
+    /// place; the first that differs is replaced, and one more token follows when all are accepted. So 1 + accepted
+    /// tokens are appended to `emitted`, the very tokens that sampling one by one would give. Returns the number
+    /// accepted.
     ///
     /// # Errors
-    /// The logits have another length, or a row that is reached is unusable; `emitted` then holds the tokens of the
+    /// The rows are of another number, or one that is reached is unusable; `emitted` then holds the tokens of the
     /// rows before it.
     pub fn verify(
         &self,
-        logits: &[f32],
-        vocab_size: usize,
+        rows: &[&[f32]],
         drafts: &[u32],
         first_index: u64,
         scratch: &mut Scratch,
         emitted: &mut Vec<u32>,
     ) -> Result<usize, Error> {
-        let expected = (drafts.len() + 1) * vocab_size;
-        if logits.len() != expected {
-            return Err(Error::LogitsLength {
-                expected,
-                got: logits.len(),
-            });
-        }
-        if vocab_size == 0 {
-            return Err(Error::NoCandidate { vocab_size });
+        let expected = drafts.len() + 1;
+        if rows.len() != expected {
+            return Err(Error::LogitsRows { expected, got: rows.len() });
         }
         let mut accepted = 0;
-        for (row, index) in logits.chunks_exact(vocab_size).zip(first_index..) {
+        for (row, index) in rows.iter().zip(first_index..) {
             let token_id = self.sample(row, index, scratch)?;
             emitted.push(token_id);
             if drafts.get(accepted) != Some(&token_id) {
@@ -134,6 +136,30 @@ impl Sampler {
             accepted += 1;
         }
         Ok(accepted)
+    }
+
+    /// Everything that one row of a step produces: verified drafts, emitted tokens, and log-probabilities of the
+    /// emitted tokens where the request wants them. Without drafts it is plain sampling.
+    ///
+    /// # Errors
+    /// Those of [`Sampler::verify`].
+    pub fn produce(
+        &self,
+        rows: &[&[f32]],
+        drafts: &[u32],
+        first_index: u64,
+        scratch: &mut Scratch,
+    ) -> Result<Produced, Error> {
+        let mut emitted = Vec::with_capacity(drafts.len() + 1);
+        let accepted = self.verify(rows, drafts, first_index, scratch, &mut emitted)?;
+        let logprobs = match self.params.logprobs {
+            None => Vec::new(),
+            Some(top_count) => {
+                let of_row = |(row, token_id): (&&[f32], &u32)| token_logprobs(row, *token_id, top_count, scratch);
+                rows.iter().zip(&emitted).map(of_row).collect::<Result<_, _>>()?
+            }
+        };
+        Ok(Produced { accepted, emitted, logprobs })
     }
 
     /// Whether the likeliest token is the only one that can be chosen.
@@ -147,10 +173,7 @@ impl Sampler {
     /// a bound on their own noise that takes no logarithm.
     fn best_of_row(&self, logits: &[f32], floor: f32, largest: Largest, noise: NoiseSource) -> u32 {
         let score = self.filter.scaled(largest.logit) + noise.of(largest.token_id);
-        let mut best = Best {
-            score,
-            token_id: largest.token_id,
-        };
+        let mut best = Best { score, token_id: largest.token_id };
         let mut reach = self.lowest_that_can_win(score).max(floor);
         for (id, &logit) in (0..).zip(logits) {
             if logit < reach {
@@ -173,10 +196,7 @@ impl Sampler {
 
     /// The winner among ranked tokens: once the noise cannot lift a token over the best, no later one can win.
     fn best_of_ranked(&self, keys: &[u64], noise: NoiseSource) -> u32 {
-        let mut best = Best {
-            score: f64::NEG_INFINITY,
-            token_id: u32::MAX,
-        };
+        let mut best = Best { score: f64::NEG_INFINITY, token_id: u32::MAX };
         for &key in keys {
             let (scaled, token_id) = (self.filter.scaled(key_logit(key)), key_token(key));
             if scaled + NOISE_MAX < best.score {

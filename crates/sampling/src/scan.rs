@@ -32,28 +32,14 @@ pub(crate) fn largest(logits: &[f32]) -> Result<Largest, Error> {
     }
     if not_a_number || best == f32::INFINITY {
         let unusable = |logit: &f32| logit.is_nan() || *logit == f32::INFINITY;
-        let position = logits
-            .iter()
-            .position(unusable)
-            .expect("the scan saw such a logit");
-        return Err(Error::Logit {
-            token_id: token_id(position),
-            value: logits[position],
-        });
+        let position = logits.iter().position(unusable).expect("the scan saw such a logit");
+        return Err(Error::Logit { token_id: token_id(position), value: logits[position] });
     }
     if best == f32::NEG_INFINITY {
-        return Err(Error::NoCandidate {
-            vocab_size: logits.len(),
-        });
+        return Err(Error::NoCandidate { vocab_size: logits.len() });
     }
-    let offset = logits[best_start..]
-        .iter()
-        .position(|logit| *logit == best)
-        .expect("the scan saw this logit");
-    Ok(Largest {
-        token_id: token_id(best_start + offset),
-        logit: best,
-    })
+    let offset = logits[best_start..].iter().position(|logit| *logit == best).expect("the scan saw this logit");
+    Ok(Largest { token_id: token_id(best_start + offset), logit: best })
 }
 
 /// Largest value of a chunk and whether it holds a NaN, in lanes that compile to vector code.
@@ -64,20 +50,12 @@ fn chunk_largest(chunk: &[f32]) -> (f32, bool) {
     for group in &mut groups {
         for lane in 0..LANES {
             let logit = group[lane];
-            maxima[lane] = if logit > maxima[lane] {
-                logit
-            } else {
-                maxima[lane]
-            };
+            maxima[lane] = if logit > maxima[lane] { logit } else { maxima[lane] };
             not_a_number[lane] |= logit.is_nan();
         }
     }
     for (lane, &logit) in groups.remainder().iter().enumerate() {
-        maxima[lane] = if logit > maxima[lane] {
-            logit
-        } else {
-            maxima[lane]
-        };
+        maxima[lane] = if logit > maxima[lane] { logit } else { maxima[lane] };
         not_a_number[lane] |= logit.is_nan();
     }
     let best = maxima.into_iter().fold(f32::NEG_INFINITY, f32::max);
@@ -99,45 +77,25 @@ mod tests {
         for position in [CHUNK + 7, CHUNK + 8, 3 * CHUNK + 4] {
             logits[position] = 2.0;
         }
-        let expected = Largest {
-            token_id: token_id(CHUNK + 7),
-            logit: 2.0,
-        };
+        let expected = Largest { token_id: token_id(CHUNK + 7), logit: 2.0 };
         assert_eq!(largest(&logits), Ok(expected));
         logits[3 * CHUNK + 4] = 2.5;
-        assert_eq!(
-            largest(&logits).map(|found| found.token_id),
-            Ok(token_id(3 * CHUNK + 4))
-        );
+        assert_eq!(largest(&logits).map(|found| found.token_id), Ok(token_id(3 * CHUNK + 4)));
     }
 
     #[test]
     fn zero_and_minus_zero_tie() {
-        assert_eq!(
-            largest(&[-1.0, -0.0, 0.0]).map(|found| found.token_id),
-            Ok(1)
-        );
+        assert_eq!(largest(&[-1.0, -0.0, 0.0]).map(|found| found.token_id), Ok(1));
     }
 
     #[test]
     fn unusable_rows_are_refused_with_the_token() {
         let mut logits = vec![0.0; CHUNK + 3];
         logits[CHUNK + 1] = f32::INFINITY;
-        assert_eq!(
-            largest(&logits),
-            Err(Error::Logit {
-                token_id: token_id(CHUNK + 1),
-                value: f32::INFINITY
-            })
-        );
+        assert_eq!(largest(&logits), Err(Error::Logit { token_id: token_id(CHUNK + 1), value: f32::INFINITY }));
         logits[2] = f32::NAN;
-        assert!(
-            matches!(largest(&logits), Err(Error::Logit { token_id: 2, value }) if value.is_nan())
-        );
-        assert_eq!(
-            largest(&[f32::NEG_INFINITY; 4]),
-            Err(Error::NoCandidate { vocab_size: 4 })
-        );
+        assert!(matches!(largest(&logits), Err(Error::Logit { token_id: 2, value }) if value.is_nan()));
+        assert_eq!(largest(&[f32::NEG_INFINITY; 4]), Err(Error::NoCandidate { vocab_size: 4 }));
         assert_eq!(largest(&[]), Err(Error::NoCandidate { vocab_size: 0 }));
     }
 }

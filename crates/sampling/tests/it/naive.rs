@@ -9,11 +9,7 @@ fn id(position: usize) -> u32 {
 /// The tokens that the filters keep, in rank order.
 pub(crate) fn kept(params: &SamplingParams, logits: &[f32]) -> Vec<u32> {
     let mut ranked: Vec<usize> = (0..logits.len()).collect();
-    ranked.sort_by(|left, right| {
-        (logits[*right] + 0.0)
-            .total_cmp(&(logits[*left] + 0.0))
-            .then(left.cmp(right))
-    });
+    ranked.sort_by(|left, right| (logits[*right] + 0.0).total_cmp(&(logits[*left] + 0.0)).then(left.cmp(right)));
     if params.temperature == 0.0 {
         return vec![id(ranked[0])];
     }
@@ -30,9 +26,7 @@ pub(crate) fn kept(params: &SamplingParams, logits: &[f32]) -> Vec<u32> {
         if !limited {
             order.sort_unstable();
         }
-        let total = order
-            .into_iter()
-            .fold(0.0, |sum, position| sum + weight(position));
+        let total = order.into_iter().fold(0.0, |sum, position| sum + weight(position));
         let mut sum = 0.0;
         let before_reaching = ranked.iter().take_while(|position| {
             sum += weight(**position);

@@ -1,6 +1,6 @@
 //! Properties: the fast filters and the fast search equal the slow ones, and verification never changes the text.
 
-use paceline_sampling::{Sampler, SamplingParams, Scratch};
+use paceline_sampling::{Error, Produced, Sampler, SamplingParams, Scratch};
 use proptest::prelude::*;
 
 use crate::naive;
@@ -21,32 +21,17 @@ fn row(vocab_size: impl Into<prop::collection::SizeRange>) -> impl Strategy<Valu
 }
 
 fn params() -> impl Strategy<Value = SamplingParams> {
-    let temperature = prop_oneof![
-        Just(0.0_f32),
-        Just(1.0),
-        0.05_f32..4.0,
-        Just(1e-30),
-        Just(1e30)
-    ];
+    let temperature = prop_oneof![Just(0.0_f32), Just(1.0), 0.05_f32..4.0, Just(1e-30), Just(1e30)];
     let top_k = prop_oneof![Just(0_u32), 1_u32..12, 1_u32..4000];
-    let top_p = prop_oneof![
-        Just(1.0_f32),
-        0.01_f32..1.0,
-        Just(0.5),
-        Just(1e-6),
-        Just(0.999_999_9)
-    ];
+    let top_p = prop_oneof![Just(1.0_f32), 0.01_f32..1.0, Just(0.5), Just(1e-6), Just(0.999_999_9)];
     let min_p = prop_oneof![Just(0.0_f32), 0.0_f32..1.0, Just(1.0), Just(1e-20)];
-    (temperature, top_k, top_p, min_p, any::<u64>()).prop_map(
-        |(temperature, top_k, top_p, min_p, seed)| SamplingParams {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            seed,
-            logprobs: None,
-        },
-    )
+    (temperature, top_k, top_p, min_p, any::<u64>()).prop_map(|(temperature, top_k, top_p, min_p, seed)| {
+        SamplingParams { temperature, top_k, top_p, min_p, seed, logprobs: None }
+    })
+}
+
+fn views(rows: &[Vec<f32>]) -> Vec<&[f32]> {
+    rows.iter().map(Vec::as_slice).collect()
 }
 
 fn sampler(params: SamplingParams) -> Sampler {
@@ -92,7 +77,7 @@ proptest! {
             .collect();
         let mut emitted = vec![77];
         let accepted = sampler
-            .verify(&rows.concat(), 12, &drafts, first_index, &mut scratch, &mut emitted)
+            .verify(&views(&rows), &drafts, first_index, &mut scratch, &mut emitted)
             .expect("usable");
         prop_assert_eq!(&emitted[..1], &[77]);
         prop_assert_eq!(&emitted[1..], &expected[..=accepted]);
@@ -118,17 +103,12 @@ proptest! {
 fn frequencies_follow_the_probabilities() {
     let probabilities = [0.5_f32, 0.25, 0.125, 0.125];
     let logits = probabilities.map(f32::ln);
-    let sampler = sampler(SamplingParams {
-        seed: 5,
-        ..SamplingParams::default()
-    });
+    let sampler = sampler(SamplingParams { seed: 5, ..SamplingParams::default() });
     let mut scratch = Scratch::default();
     let draws = 40_000_u32;
     let mut counts = [0_u32; 4];
     for index in 0..u64::from(draws) {
-        let token_id = sampler
-            .sample(&logits, index, &mut scratch)
-            .expect("usable");
+        let token_id = sampler.sample(&logits, index, &mut scratch).expect("usable");
         counts[usize::try_from(token_id).expect("small")] += 1;
     }
     for (count, probability) in counts.into_iter().zip(probabilities) {
@@ -138,16 +118,31 @@ fn frequencies_follow_the_probabilities() {
 }
 
 #[test]
-fn verify_refuses_logits_of_another_length() {
+fn verify_refuses_another_number_of_rows() {
     let sampler = sampler(SamplingParams::greedy());
     let (mut scratch, mut emitted) = (Scratch::default(), Vec::new());
-    let error = sampler.verify(&[0.0; 8], 4, &[1, 2], 0, &mut scratch, &mut emitted);
-    assert_eq!(
-        error,
-        Err(paceline_sampling::Error::LogitsLength {
-            expected: 12,
-            got: 8
-        })
-    );
+    let row: &[f32] = &[0.0; 4];
+    let error = sampler.verify(&[row, row], &[1, 2], 0, &mut scratch, &mut emitted);
+    assert_eq!(error, Err(Error::LogitsRows { expected: 3, got: 2 }));
     assert!(emitted.is_empty());
+}
+
+#[test]
+fn logprobs_with_drafts_are_those_without() {
+    let params = SamplingParams { temperature: 0.5, logprobs: Some(5), seed: 3, ..SamplingParams::default() };
+    let sampler = sampler(params);
+    let mut scratch = Scratch::default();
+    let rows: Vec<Vec<f32>> =
+        (0..4_u16).map(|row| (0..32_u16).map(|id| f32::from((id * 7 + row * 11) % 13) / 3.0).collect()).collect();
+    let one_by_one: Vec<Produced> = rows
+        .iter()
+        .zip(40..)
+        .map(|(row, index)| sampler.produce(&[row], &[], index, &mut scratch).expect("usable"))
+        .collect();
+    let drafts: Vec<u32> = one_by_one[..3].iter().map(|produced| produced.emitted[0]).collect();
+    let together = sampler.produce(&views(&rows), &drafts, 40, &mut scratch).expect("usable");
+    assert_eq!(together.accepted, 3);
+    assert_eq!(together.emitted, one_by_one.iter().map(|produced| produced.emitted[0]).collect::<Vec<_>>());
+    assert_eq!(together.logprobs, one_by_one.iter().map(|produced| produced.logprobs[0].clone()).collect::<Vec<_>>());
+    assert!(together.logprobs.iter().all(|found| found.sampled < 0.0 && found.top.len() == 5));
 }

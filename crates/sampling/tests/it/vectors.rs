@@ -55,31 +55,21 @@ fn choice_seeds() -> Vec<Value> {
 }
 
 fn philox_vectors() -> Vec<Value> {
-    let pi = (
-        [0x243F_6A88, 0x85A3_08D3, 0x1319_8A2E, 0x0370_7344],
-        [0xA409_3822, 0x299F_31D0],
-    );
+    let pi = ([0x243F_6A88, 0x85A3_08D3, 0x1319_8A2E, 0x0370_7344], [0xA409_3822, 0x299F_31D0]);
     [([0; 4], [0; 2]), ([u32::MAX; 4], [u32::MAX; 2]), pi, ([5, 1, 49_151, 0], [7, 0])]
-        .map(|(counter, key)| {
-            json!({"counter": counter, "key": key, "words": philox::philox4x32(counter, key)})
-        })
+        .map(|(counter, key)| json!({"counter": counter, "key": key, "words": philox::philox4x32(counter, key)}))
         .to_vec()
 }
 
 fn noise_vectors() -> Vec<Value> {
     let token_ids = [0, 1, 2, 13, 49_151, 151_935, u32::MAX];
-    [
-        (0, 0),
-        (42, 17),
-        (u64::MAX, 1 << 33),
-        (0x0123_4567_89AB_CDEF, 8_191),
-    ]
-    .map(|(seed, index): (u64, u64)| {
-        let source = NoiseSource::new(seed, index);
-        let noise = token_ids.map(|token_id| source.of(token_id));
-        json!({"seed": seed, "index": index, "token_ids": token_ids, "noise": noise})
-    })
-    .to_vec()
+    [(0, 0), (42, 17), (u64::MAX, 1 << 33), (0x0123_4567_89AB_CDEF, 8_191)]
+        .map(|(seed, index): (u64, u64)| {
+            let source = NoiseSource::new(seed, index);
+            let noise = token_ids.map(|token_id| source.of(token_id));
+            json!({"seed": seed, "index": index, "token_ids": token_ids, "noise": noise})
+        })
+        .to_vec()
 }
 
 /// Rows whose values are exact in binary, so that they print and read back unchanged.
@@ -90,17 +80,10 @@ fn rows() -> Vec<(&'static str, Vec<f32>)> {
     for id in [0, 5, 6, 23] {
         excluded[id] = f32::NEG_INFINITY;
     }
-    let peaked = (0..48)
-        .map(|id| if id == 31 { 9.0 } else { eighths(id + 500, 40) })
-        .collect();
+    let peaked = (0..48).map(|id| if id == 31 { 9.0 } else { eighths(id + 500, 40) }).collect();
     vec![
         ("spread", (0..64).map(|id| eighths(id, 120)).collect()),
-        (
-            "ties",
-            (0..32)
-                .map(|id| (spread.word(id + 100) % 4) as f32 / 2.0)
-                .collect(),
-        ),
+        ("ties", (0..32).map(|id| (spread.word(id + 100) % 4) as f32 / 2.0).collect()),
         ("flat", vec![0.0; 16]),
         ("excluded", excluded),
         ("peaked", peaked),
@@ -108,65 +91,27 @@ fn rows() -> Vec<(&'static str, Vec<f32>)> {
 }
 
 fn printable(logits: &[f32]) -> Vec<Value> {
-    logits
-        .iter()
-        .map(|logit| {
-            if logit.is_finite() {
-                json!(logit)
-            } else {
-                json!("-inf")
-            }
-        })
-        .collect()
+    logits.iter().map(|logit| if logit.is_finite() { json!(logit) } else { json!("-inf") }).collect()
 }
 
 fn parameter_sets() -> Vec<SamplingParams> {
-    let base = SamplingParams {
-        seed: 1234,
-        ..SamplingParams::default()
-    };
+    let base = SamplingParams { seed: 1234, ..SamplingParams::default() };
     vec![
         SamplingParams::greedy(),
         base,
-        SamplingParams {
-            temperature: 0.8,
-            seed: u64::MAX - 5,
-            ..base
-        },
-        SamplingParams {
-            temperature: 2.5,
-            ..base
-        },
+        SamplingParams { temperature: 0.8, seed: u64::MAX - 5, ..base },
+        SamplingParams { temperature: 2.5, ..base },
         SamplingParams { top_k: 1, ..base },
         SamplingParams { top_k: 5, ..base },
-        SamplingParams {
-            top_p: 0.5,
-            temperature: 0.7,
-            ..base
-        },
+        SamplingParams { top_p: 0.5, temperature: 0.7, ..base },
         SamplingParams { top_p: 0.9, ..base },
-        SamplingParams {
-            min_p: 0.1,
-            temperature: 1.5,
-            ..base
-        },
-        SamplingParams {
-            top_k: 10,
-            top_p: 0.8,
-            min_p: 0.05,
-            temperature: 1.3,
-            seed: 99,
-            ..base
-        },
+        SamplingParams { min_p: 0.1, temperature: 1.5, ..base },
+        SamplingParams { top_k: 10, top_p: 0.8, min_p: 0.05, temperature: 1.3, seed: 99, ..base },
     ]
 }
 
 fn described(params: &SamplingParams) -> Value {
-    let hex: String = params
-        .to_bytes()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let hex: String = params.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     json!({
         "temperature": params.temperature,
         "top_k": params.top_k,
@@ -200,12 +145,7 @@ fn samples(name: &str, logits: &[f32]) -> Vec<Value> {
 /// One row name per position; drafts are right up to one place.
 fn verifications(rows: &[(&'static str, Vec<f32>)]) -> Vec<Value> {
     let (name, logits) = &rows[0];
-    let params = SamplingParams {
-        temperature: 0.9,
-        top_k: 20,
-        seed: 77,
-        ..SamplingParams::default()
-    };
+    let params = SamplingParams { temperature: 0.9, top_k: 20, seed: 77, ..SamplingParams::default() };
     let sampler = Sampler::new(params).expect("in range");
     let mut scratch = Scratch::default();
     let first_index = 250;
@@ -223,14 +163,7 @@ fn verifications(rows: &[(&'static str, Vec<f32>)]) -> Vec<Value> {
         let positions = drafts.len() + 1;
         let mut emitted = Vec::new();
         let accepted = sampler
-            .verify(
-                &logits.repeat(positions),
-                logits.len(),
-                &drafts,
-                first_index,
-                &mut scratch,
-                &mut emitted,
-            )
+            .verify(&vec![&logits[..]; positions], &drafts, first_index, &mut scratch, &mut emitted)
             .expect("usable");
         json!({
             "row_at_every_position": name,
@@ -287,10 +220,7 @@ fn compact_arrays(text: &str) -> String {
             open = None;
         }
         lines.push(line.to_owned());
-        if let (true, Some(start)) = (
-            trimmed.starts_with(']'),
-            open.take_if(|_| trimmed.starts_with(']')),
-        ) {
+        if let (true, Some(start)) = (trimmed.starts_with(']'), open.take_if(|_| trimmed.starts_with(']'))) {
             let parts: Vec<String> = lines.drain(start..).collect();
             let rest: Vec<&str> = parts[1..].iter().map(|part| part.trim()).collect();
             lines.push(parts[0].clone() + &rest.join(" ").replace(" ]", "]"));
@@ -303,8 +233,7 @@ fn compact_arrays(text: &str) -> String {
 fn assert_same(kept: &Value, made: &Value, place: &str) {
     match (kept, made) {
         (Value::Object(left), Value::Object(right)) => {
-            let keys =
-                |map: &serde_json::Map<String, Value>| map.keys().cloned().collect::<Vec<_>>();
+            let keys = |map: &serde_json::Map<String, Value>| map.keys().cloned().collect::<Vec<_>>();
             assert_eq!(keys(left), keys(right), "{place}");
             for (key, value) in left {
                 assert_same(value, &right[key], &format!("{place}.{key}"));
@@ -317,10 +246,7 @@ fn assert_same(kept: &Value, made: &Value, place: &str) {
             }
         }
         (Value::Number(left), Value::Number(right)) if left.is_f64() && right.is_f64() => {
-            let (left, right) = (
-                left.as_f64().expect("a float"),
-                right.as_f64().expect("a float"),
-            );
+            let (left, right) = (left.as_f64().expect("a float"), right.as_f64().expect("a float"));
             let limit = RELATIVE_DIFFERENCE_MAX * left.abs().max(1.0);
             assert!((left - right).abs() <= limit, "{place}: {left} and {right}");
         }
