@@ -5,3 +5,5 @@ mod codec;
 mod mutations;
 mod passes;
 mod support;
+mod vectors;
+mod wire;
