@@ -340,7 +340,7 @@ fn rule_18_the_extend_pass_has_the_rows_of_the_target() {
     let broken = |name: &str, rows: u32| {
         let passes =
             &[pass(0, 0, 2, 2, 4, &[(1, 2, 1), (2, 4, 0)]), pass(1, 0, 2, 2, 4, &[(1, 2, 1), (rows, rows * 2, 0)])];
-        (name.to_owned(), [(group(1, 1, 2, &passes), idle())])
+        (name.to_owned(), [(group(1, 1, 2, passes), idle())])
     };
     let mut vectors = Vectors::of_rule(18);
     for (name, steps) in [broken("the same rows", 2), broken("fewer rows", 1)] {
