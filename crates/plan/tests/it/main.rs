@@ -2,6 +2,7 @@
 
 mod arrays;
 mod codec;
+mod corpus;
 mod mutations;
 mod passes;
 mod support;
