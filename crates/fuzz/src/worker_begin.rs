@@ -22,7 +22,7 @@ const LIMITS: WorkerLimits = WorkerLimits {
 };
 
 /// Sends the input's plans to a worker of a group of two.
-pub fn run(mut input: &[u8]) {
+pub(super) fn run(mut input: &[u8]) {
     let Ok(mut table) = SeatTable::new(LIMITS, DpRank::new(0), vec![DpRank::new(0), DpRank::new(1)]) else {
         return;
     };
