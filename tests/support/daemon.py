@@ -15,7 +15,7 @@ from pathlib import Path
 
 from support.processes import MARK, ROOT, kill_group, marked_processes
 
-ADDRESSES = re.compile(r"(http|grpc|control)[ =:]+(?:http://)?([\w.\[\]:-]+:\d+)")
+ADDRESSES = re.compile(r"\b(http|grpc|control)\b[ =:/]+(?:http://)?([\w.\[\]:-]+:\d+)")
 """The addresses in the line the daemon prints, `paceline: http://HOST:PORT ...`."""
 
 
@@ -60,8 +60,8 @@ class Daemon:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        with self.log_path.open("w") as log:
-            for line in self.process.stdout:
+        with self.process.stdout as output, self.log_path.open("w") as log:
+            for line in output:
                 log.write(line)
                 log.flush()
                 with self._changed:
