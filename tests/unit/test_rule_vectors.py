@@ -1,0 +1,117 @@
+"""The rule vectors: arrays derived again in Python, held against the launch checks, and sent to `_core`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from paceline.attention.contracts import find_contract
+from paceline.worker.arrays import StepArrays
+from paceline.worker.checks import Launch, LaunchLimits, LaunchRefusedError, check_launch
+
+from tests.unit.rule_vectors import MODES, Json, Seats, cases, expected_arrays
+
+CASES = cases()
+NAMES = [name for name, _, _ in CASES]
+
+
+def launch_of(group: Json, rank: Json, rank_index: int, logits: int, step: int) -> Launch:
+    """What the plan says of the target pass on this rank."""
+    target = group["passes"][0]
+    return Launch(
+        dp_rank=rank["dp_rank"],
+        step=step,
+        mode=MODES[target["mode"]],
+        query_len=target["query_len"],
+        rows=target["rows"][rank_index],
+        tokens=target["tokens"][rank_index],
+        is_dummy=bool(target["dummy"][rank_index]),
+        rows_padded=target["rows_padded"],
+        tokens_padded=target["tokens_padded"],
+        logits=logits,
+    )
+
+
+def launch_limits(limits: Json) -> LaunchLimits:
+    """The worker's sizes as the checks want them."""
+    return LaunchLimits(
+        max_model_len=limits["max_model_len"],
+        k_max=limits["k_max"],
+        block_size=limits["block_size"],
+        block_count=limits["num_blocks"] + 1,
+        vocab_size=limits["vocab_size"],
+    )
+
+
+def arrays_of(values: Json) -> StepArrays:
+    """Arrays with the dtypes that kernels are given."""
+    wide = {"input_ids", "positions", "slots", "logits_index"}
+    return StepArrays(
+        **{
+            field.name: np.array(values[field.name], np.int64 if field.name in wide else np.int32)
+            for field in dataclasses.fields(StepArrays)
+        }
+    )
+
+
+@pytest.mark.parametrize(("name", "limits", "case"), CASES, ids=NAMES)
+def test_arrays_follow_from_the_rules(name: str, limits: Json, case: Json) -> None:
+    """What Rust wrote is what the rules' text gives, and the launch checks take it."""
+    seats = Seats()
+    for number, step in enumerate(case["steps"], 1):
+        expect = step["expect"]
+        if "refused" in expect:
+            assert step is case["steps"][-1], name
+            return
+        group, rank = step["group"], step["rank"]
+        seats.apply(rank)
+        assert expected_arrays(limits, group, rank, case["dp_rank"], seats) == expect["arrays"]
+        launch = launch_of(group, rank, case["dp_rank"], expect["arrays"]["logits_count"], number)
+        check_launch(launch, arrays_of(expect["arrays"]), launch_limits(limits), find_contract("reference"))
+        seats.commit(rank, 16, [17, 18])
+
+
+# One padding or shape value broken by hand: which array, where, what, and the rule that refuses it.
+BROKEN = [
+    ("query_start_loc", 2, 9, "rule 7"),
+    ("query_start_loc", 4, 13, "rule 4"),
+    ("query_start_loc", 7, 0, "rule 7"),
+    ("kv_lens", 1, 0, "rule 7"),
+    ("kv_lens", 1, 5, "rule 7"),
+    ("kv_lens", 0, 3, "rule 7"),
+    ("kv_lens", 0, 69, "rule 9"),
+    ("kv_lens", 5, 1, "rule 7"),
+    ("input_ids", 4, 1, "rule 7"),
+    ("input_ids", 0, 100, "rule 9"),
+    ("positions", 5, 3, "rule 7"),
+    ("positions", 0, 4, "rule 9"),
+    ("slots", 6, 0, "rule 7"),
+    ("slots", 0, 1, "rule 7"),
+    ("slots", 0, 68, "rule 7"),
+    ("slots", 0, 38, "rule 7"),
+    ("slots", 0, 36, "rule 16"),
+    ("request_index", 0, 1, "rule 7"),
+    ("request_index", 4, 0, "rule 7"),
+    ("block_table", (0, 0), 17, "rule 7"),
+    ("block_table", (0, 0), 0, "rule 9"),
+    ("block_table", (2, 0), 3, "rule 7"),
+    ("logits_index", 0, 4, "rule 20"),
+    ("logits_index", 3, 4, "rule 20"),
+]
+
+
+@pytest.mark.parametrize(("array", "index", "value", "rule"), BROKEN)
+def test_the_launch_checks_refuse_a_broken_array(array: str, index: int, value: int, rule: str) -> None:
+    """A worker that fills its arrays wrongly stops itself before the kernels see them."""
+    name = "rule_07: padding rows read the null block and write nothing"
+    limits, case = next((limits, case) for known, limits, case in CASES if known == name)
+    step = case["steps"][-1]
+    arrays = arrays_of(step["expect"]["arrays"])
+    launch = launch_of(step["group"], step["rank"], 0, step["expect"]["arrays"]["logits_count"], 2)
+    check_launch(launch, arrays, launch_limits(limits), find_contract("reference"))
+    getattr(arrays, array)[index] = value
+    with pytest.raises(LaunchRefusedError) as caught:
+        check_launch(launch, arrays, launch_limits(limits), find_contract("reference"))
+    assert caught.value.rule == rule, str(caught.value)
+    assert (caught.value.step, caught.value.dp_rank) == (2, 0)
