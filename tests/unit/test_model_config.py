@@ -30,7 +30,7 @@ def test_defaults_follow_transformers() -> None:
     config = parse()
     assert (config.kv_head_count, config.head_size, config.tie_word_embeddings) == (4, 16, False)
     assert (config.rope.rope_type, config.rope.theta) == ("default", 10000.0)
-    assert not (config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm)
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == (False, False, False, False)
 
 
 def test_families_differ_in_biases_and_norms() -> None:
@@ -75,7 +75,7 @@ def test_refusals_name_the_field(fields: dict[str, Any], message: str) -> None:
 
 
 def test_broken_files_name_the_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no config.json"):
+    with pytest.raises(ConfigError, match=r"no config\.json"):
         load_model_config(tmp_path)
     for content in ("{", "[1]"):
         (tmp_path / "config.json").write_text(content)
