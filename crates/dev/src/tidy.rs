@@ -41,7 +41,7 @@ impl File<'_> {
         self.path.contains("/generated/") || self.path.contains("_pb2")
     }
 
-    /// Vectors and fixtures: machine-written, or written by others.
+    /// Vectors, fixtures and corpora: machine-written, or written by others.
     fn is_data(&self) -> bool {
         self.path.contains("/data/")
             || self.path.contains("/vectors/")
