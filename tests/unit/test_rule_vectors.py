@@ -10,7 +10,18 @@ from paceline.attention.contracts import find_contract
 from paceline.worker.arrays import StepArrays
 from paceline.worker.checks import Launch, LaunchLimits, LaunchRefusedError, check_launch
 
-from tests.unit.rule_vectors import MODES, Json, Seats, cases, expected_arrays
+from paceline import _core
+
+from tests.unit.rule_vectors import (
+    MODES,
+    Json,
+    Seats,
+    cases,
+    expected_arrays,
+    fnv1a_64,
+    group_bytes,
+    rank_bytes,
+)
 
 CASES = cases()
 NAMES = [name for name, _, _ in CASES]
@@ -69,7 +80,36 @@ def test_arrays_follow_from_the_rules(name: str, limits: Json, case: Json) -> No
         assert expected_arrays(limits, group, rank, case["dp_rank"], seats) == expect["arrays"]
         launch = launch_of(group, rank, case["dp_rank"], expect["arrays"]["logits_count"], number)
         check_launch(launch, arrays_of(expect["arrays"]), launch_limits(limits), find_contract("reference"))
-        seats.commit(rank, 16, [17, 18])
+        seats.commit(rank, 16, [17, 18, 14])
+
+
+@pytest.mark.parametrize(("name", "limits", "case"), CASES, ids=NAMES)
+def test_core_takes_or_refuses_each_plan(name: str, limits: Json, case: Json) -> None:
+    """`_core` makes the same arrays of plans packed here, and refuses the same plans with the same numbers."""
+    core = _core.WorkerCore(dp_rank=case["dp_rank"], group_ranks=case["group_dp_ranks"], **limits)
+    core.reset(1)
+    greedy = _core.sampling_bytes_for_test(temperature=0.0)
+    for step in case["steps"]:
+        group, expect = step["group"], step["expect"]
+        body = group_bytes(group)
+        envelope = (group["group"], group["epoch"], group["step"], fnv1a_64(body), body, rank_bytes(step["rank"], greedy))
+        if "refused" in expect:
+            with pytest.raises(_core.PlanRefused) as caught:
+                core.begin(*envelope)
+            refused = {field: getattr(caught.value, field) for field in ("rule", "field", "expected", "got")}
+            assert refused == expect["refused"], name
+            return
+        plan = core.begin(*envelope)
+        sizes = (limits["row_capacity"], limits["token_capacity"], limits["table_width"])
+        arrays = StepArrays.allocate(row_capacity=sizes[0], token_capacity=sizes[1], table_width=sizes[2])
+        fields = [field.name for field in dataclasses.fields(StepArrays)]
+        count = core.fill_target(plan, *(getattr(arrays, field) for field in fields))
+        assert {field: getattr(arrays, field).tolist() for field in fields} | {"logits_count": count} == expect["arrays"]
+        logits = np.zeros((count, limits["vocab_size"]), np.float32)
+        logits[:, 16] = 1.0
+        core.sample(plan, logits)
+        core.propose_ngram(plan)
+        core.reply(plan, [0, 0, 0, 0])
 
 
 # One padding or shape value broken by hand: which array, where, what, and the rule that refuses it.

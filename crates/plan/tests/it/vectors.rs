@@ -33,12 +33,12 @@ fn group(step: u32, k: u32, ranks: u32, passes: &[Value]) -> Value {
     })
 }
 
-/// Rank 0 takes the prompt 11..=15 on seat 2, in blocks 3 and 9.
+/// Rank 0 takes the prompt 16, 17, 18, 14, 15 on seat 2, in blocks 3 and 9.
 fn prompt() -> Value {
     json!({
         "dp_rank": 0,
         "admissions": [{"seat": 2, "generation": 1, "prompt_len": 5, "computed": 0, "history": true}],
-        "feeds": [{"seat": 2, "start": 0, "tokens": [11, 12, 13, 14, 15]}],
+        "feeds": [{"seat": 2, "start": 0, "tokens": [16, 17, 18, 14, 15]}],
         "block_appends": [{"seat": 2, "kv_group": 0, "blocks": [3, 9]}],
         "decode_rows": 0,
         "row_seats": [2], "row_generations": [1], "row_starts": [0], "row_query_lens": [5], "row_drafts": [0],
@@ -146,11 +146,11 @@ fn refusal_json(error: &Error) -> Value {
     }
 }
 
-/// Every row that samples emits token 16 and proposes drafts 17 and 18.
+/// Every row that samples emits token 16 and proposes drafts 17, 18 and 14, as a prompt lookup does.
 fn commit(table: &mut SeatTable, step: &WorkerStep) {
     let outcomes = step.rank.rows().iter().map(|row| match row.logits {
         LogitsWanted::None => RowOutcome::default(),
-        _ => RowOutcome { emitted: vec![16], proposed: vec![17, 18], ..RowOutcome::default() },
+        _ => RowOutcome { emitted: vec![16], proposed: vec![17, 18, 14], ..RowOutcome::default() },
     });
     table.commit(step, outcomes.collect()).expect("one token per sampled row");
 }
