@@ -1,0 +1,40 @@
+//! The Python extension `paceline._core`: what the worker and the `paceline` command call.
+//!
+//! It translates and holds nothing of its own beyond the seats' samplers: plans are decoded, checked and turned into
+//! arrays by `paceline-plan`, tokens are chosen by `paceline-sampling`, and the daemon is `paceline-daemon`.
+
+#![expect(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
+
+mod daemon;
+mod errors;
+mod outcomes;
+mod sampling;
+mod step;
+mod testing;
+mod worker;
+
+use pyo3::prelude::*;
+
+/// The compiled part of Paceline.
+#[pymodule]
+mod _core {
+    use super::*;
+
+    #[pymodule_export]
+    use crate::daemon::run_daemon;
+    #[pymodule_export]
+    use crate::errors::{CoreError, InvalidSampling, PlanRefused, PlanUndecodable, StepOutOfOrder, UnusableLogits};
+    #[pymodule_export]
+    use crate::sampling::{philox_noise, sample_row};
+    #[pymodule_export]
+    use crate::step::{Pass, Step};
+    #[pymodule_export]
+    use crate::testing::{decode_reply_for_test, encode_step_for_test, sampling_bytes_for_test};
+    #[pymodule_export]
+    use crate::worker::WorkerCore;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

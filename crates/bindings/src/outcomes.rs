@@ -1,0 +1,85 @@
+//! From logits to what came of each row, and the drafts for the next step.
+
+use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, WorkerStep};
+use paceline_plan::{LogitsWanted, Row, TokenLogprobs};
+use paceline_sampling::ngram::{self, NgramLengths};
+use paceline_sampling::{Error, Sampler, Scratch};
+
+/// An unusable row of a step.
+pub(crate) struct RowError {
+    pub(crate) row: usize,
+    pub(crate) seat: u32,
+    pub(crate) error: Error,
+}
+
+/// Samples every row that gives logits. `logits` holds the step's rows of logits in the plan's order, and `samplers`
+/// one entry for each seat.
+pub(crate) fn sample_rows(
+    table: &SeatTable,
+    samplers: &[Option<Sampler>],
+    step: &WorkerStep,
+    mut logits: &[&[f32]],
+    scratch: &mut Scratch,
+) -> Result<Vec<RowOutcome>, RowError> {
+    let mut outcomes = Vec::with_capacity(step.rank.rows().len());
+    for (index, row) in step.rank.rows().iter().enumerate() {
+        let (of_row, rest) = logits.split_at(row.logits_count() as usize);
+        logits = rest;
+        let sampler = samplers[row.seat.index()].as_ref().expect("an admitted seat has a sampler");
+        let outcome = sample_row(state_of(table, row), sampler, row, of_row, scratch);
+        outcomes.push(outcome.map_err(|error| RowError { row: index, seat: row.seat.get(), error })?);
+    }
+    Ok(outcomes)
+}
+
+fn sample_row(
+    state: &SeatState,
+    sampler: &Sampler,
+    row: &Row,
+    logits: &[&[f32]],
+    scratch: &mut Scratch,
+) -> Result<RowOutcome, Error> {
+    let ends_what_is_known = state.computed() + row.query_len.get() == state.known();
+    let (logits, drafts) = match row.logits {
+        LogitsWanted::None => return Ok(RowOutcome::default()),
+        LogitsWanted::All if !ends_what_is_known => return Ok(RowOutcome::default()),
+        LogitsWanted::Last | LogitsWanted::All => (&logits[logits.len() - 1..], &[][..]),
+        LogitsWanted::Verify => (logits, &state.drafts()[..row.drafts as usize]),
+    };
+    let produced = sampler.produce(logits, drafts, state.known().into(), scratch)?;
+    let entries = produced.emitted.iter().zip(&produced.logprobs).map(|(token_id, found)| TokenLogprobs {
+        token_ids: std::iter::once(*token_id).chain(found.top.iter().map(|(id, _)| *id)).collect(),
+        logprob_bits: std::iter::once(found.sampled)
+            .chain(found.top.iter().map(|(_, logprob)| *logprob))
+            .map(f32::to_bits)
+            .collect(),
+    });
+    let logprobs = entries.collect();
+    let accepted = u32::try_from(produced.accepted).expect("a row has fewer than 2^32 drafts");
+    Ok(RowOutcome { accepted, emitted: produced.emitted, proposed: Vec::new(), logprobs })
+}
+
+/// Proposes prompt-lookup drafts for every row that emitted: at most `k_draft` each, from the seat's tokens and what
+/// it emitted in this step. `history` is a buffer to reuse.
+pub(crate) fn propose_drafts(
+    table: &SeatTable,
+    step: &WorkerStep,
+    outcomes: &mut [RowOutcome],
+    history: &mut Vec<u32>,
+) {
+    let count = step.group.k_draft() as usize;
+    for (row, outcome) in step.rank.rows().iter().zip(outcomes) {
+        outcome.proposed.clear();
+        if count == 0 || outcome.emitted.is_empty() {
+            continue;
+        }
+        history.clear();
+        history.extend_from_slice(state_of(table, row).tokens());
+        history.extend_from_slice(&outcome.emitted);
+        ngram::propose(history, count, NgramLengths::default(), &mut outcome.proposed);
+    }
+}
+
+fn state_of<'a>(table: &'a SeatTable, row: &Row) -> &'a SeatState {
+    table.seat(row.seat).expect("a checked row has a request on its seat")
+}

@@ -1,0 +1,240 @@
+//! The worker's core: seats and samplers of one rank, from a plan's bytes to a reply's.
+
+use numpy::ndarray::Axis;
+use numpy::{PyReadonlyArray2, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
+use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
+use paceline_plan::seats::{SeatTable, StepHeader, WorkerStep};
+use paceline_plan::{DpRank, Epoch, Error, GroupId, StepId, WorkerLimits, to_bytes};
+use paceline_sampling::{Sampler, Scratch};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::errors::{StepOutOfOrder, plan_error, sampling_error};
+use crate::outcomes::{propose_drafts, sample_rows};
+use crate::step::Step;
+
+/// Decodes, checks and applies plans; fills buffers; samples; makes replies.
+#[pyclass(module = "paceline._core")]
+pub(crate) struct WorkerCore {
+    table: SeatTable,
+    dp_rank: u32,
+    /// One entry for each seat: the sampler of the request on it.
+    samplers: Vec<Option<Sampler>>,
+    /// Whether an admission of this epoch had unusable sampling parameters: the table has not seen that.
+    refused: bool,
+    /// The step begun last and not yet answered.
+    current: Option<(Epoch, StepId)>,
+    scratch: Scratch,
+    history: Vec<u32>,
+}
+
+#[pymethods]
+impl WorkerCore {
+    #[new]
+    #[pyo3(signature = (*, dp_rank, group_ranks, seats, max_num_seqs, max_num_batched_tokens, max_model_len,
+        block_size, num_blocks, table_width, row_capacity, token_capacity, k_max, vocab_size))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python, one for each limit")]
+    fn new(
+        py: Python<'_>,
+        dp_rank: u32,
+        group_ranks: Vec<u32>,
+        seats: u32,
+        max_num_seqs: u32,
+        max_num_batched_tokens: u32,
+        max_model_len: u32,
+        block_size: u32,
+        num_blocks: u32,
+        table_width: u32,
+        row_capacity: u32,
+        token_capacity: u32,
+        k_max: u32,
+        vocab_size: u32,
+    ) -> PyResult<Self> {
+        if block_size == 0 {
+            return Err(PyValueError::new_err("block_size must be at least 1, got 0"));
+        }
+        let limits = WorkerLimits {
+            seats,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            block_size,
+            num_blocks,
+            k_max,
+            row_capacity,
+            token_capacity,
+            table_width,
+            vocab_size,
+        };
+        let group = group_ranks.into_iter().map(DpRank::new).collect();
+        let table =
+            SeatTable::new(limits, DpRank::new(dp_rank), group).map_err(|error| plan_error(py, &error, dp_rank, 0))?;
+        let samplers = (0..seats).map(|_| None).collect();
+        Ok(Self {
+            table,
+            dp_rank,
+            samplers,
+            refused: false,
+            current: None,
+            scratch: Scratch::default(),
+            history: Vec::new(),
+        })
+    }
+
+    /// Starts an epoch: every seat is void, and steps count from 1 again.
+    fn reset(&mut self, epoch: u32) {
+        self.table.reset(Epoch::new(epoch));
+        self.samplers.fill(None);
+        self.refused = false;
+        self.current = None;
+    }
+
+    /// Decodes a plan, checks it and applies its deltas.
+    #[expect(clippy::too_many_arguments, reason = "the fields of an envelope, which Python holds apart")]
+    fn begin(
+        &mut self,
+        py: Python<'_>,
+        group: u32,
+        epoch: u32,
+        step: u64,
+        digest: u64,
+        group_part: &[u8],
+        rank_part: &[u8],
+    ) -> PyResult<Step> {
+        let header =
+            StepHeader { group: GroupId::new(group), epoch: Epoch::new(epoch), step: StepId::new(step), digest };
+        self.current = None;
+        let result = self.begin_checked(header, group_part, rank_part);
+        let plan = result.map_err(|error| plan_error(py, &error, self.dp_rank, step))?;
+        self.current = Some((header.epoch, header.step));
+        Ok(Step::new(plan))
+    }
+
+    /// Writes the arrays of the target pass in place, padding included. Returns the count of logits rows.
+    #[expect(clippy::too_many_arguments, reason = "one array each, as kernels take them")]
+    fn fill_target(
+        &self,
+        py: Python<'_>,
+        step: &Step,
+        mut input_ids: PyReadwriteArray1<'_, i64>,
+        mut positions: PyReadwriteArray1<'_, i64>,
+        mut slots: PyReadwriteArray1<'_, i64>,
+        mut query_start_loc: PyReadwriteArray1<'_, i32>,
+        mut kv_lens: PyReadwriteArray1<'_, i32>,
+        mut block_table: PyReadwriteArray2<'_, i32>,
+        mut request_index: PyReadwriteArray1<'_, i32>,
+        mut logits_index: PyReadwriteArray1<'_, i64>,
+    ) -> PyResult<usize> {
+        self.check_current(step)?;
+        let (width, expected) = (block_table.shape()[1], self.table.limits().table_width as usize);
+        if width != expected {
+            return Err(PyValueError::new_err(format!("block_table needs {expected} columns, got {width}")));
+        }
+        // Every entry is rewritten in every step, so that nothing which others left in the arrays survives.
+        let mut extent = Extent { rows: kv_lens.len(), tokens: input_ids.len() };
+        let mut arrays = TargetArrays {
+            input_ids: input_ids.as_slice_mut()?,
+            positions: positions.as_slice_mut()?,
+            slots: slots.as_slice_mut()?,
+            query_start_loc: query_start_loc.as_slice_mut()?,
+            kv_lens: kv_lens.as_slice_mut()?,
+            block_table: block_table.as_slice_mut()?,
+            request_index: request_index.as_slice_mut()?,
+            logits_index: logits_index.as_slice_mut()?,
+        };
+        fill_target(&self.table, &step.plan, &mut arrays, &mut extent)
+            .map_err(|error| plan_error(py, &error, self.dp_rank, step.plan.header.step.get()))
+    }
+
+    /// Samples, verifies drafts and takes log-probabilities; `logits` is f32 `[count of fill_target, vocab_size]`.
+    fn sample(&mut self, py: Python<'_>, step: &mut Step, logits: PyReadonlyArray2<'_, f32>) -> PyResult<()> {
+        self.check_current(step)?;
+        let expected = [step.logits_count(), self.table.limits().vocab_size as usize];
+        if logits.shape() != expected {
+            let message = format!("logits need the shape {expected:?}, got {:?}", logits.shape());
+            return Err(PyValueError::new_err(message));
+        }
+        let view = logits.as_array();
+        let rows = view.axis_iter(Axis(0)).map(|row| row.to_slice());
+        let rows: Option<Vec<&[f32]>> = rows.collect();
+        let rows = rows.ok_or_else(|| PyValueError::new_err("each row of logits must be contiguous"))?;
+        let (table, samplers, scratch, plan) = (&self.table, &self.samplers, &mut self.scratch, &step.plan);
+        let outcomes = py
+            .detach(|| sample_rows(table, samplers, plan, &rows, scratch))
+            .map_err(|error| sampling_error(py, &error.error, Some((error.row, error.seat))))?;
+        step.outcomes = Some(outcomes);
+        Ok(())
+    }
+
+    /// Proposes prompt-lookup drafts for the next step, at most `k_draft` a row; nothing when that is 0.
+    fn propose_ngram(&mut self, step: &mut Step) -> PyResult<()> {
+        self.check_current(step)?;
+        let outcomes = step.outcomes.as_mut().ok_or_else(|| StepOutOfOrder::new_err("drafts follow sampling"))?;
+        propose_drafts(&self.table, &step.plan, outcomes, &mut self.history);
+        Ok(())
+    }
+
+    /// Commits the rows to their seats and gives the reply's bytes. `timings_us`: decode, fill, forward, sample.
+    #[pyo3(signature = (step, timings_us, collectives = 0))]
+    fn reply<'py>(
+        &mut self,
+        py: Python<'py>,
+        step: &mut Step,
+        timings_us: [u32; 4],
+        collectives: u32,
+    ) -> PyResult<Bound<'py, pyo3::types::PyBytes>> {
+        self.check_current(step)?;
+        if step.outcomes.is_none() && step.logits_count() > 0 {
+            return Err(StepOutOfOrder::new_err("a reply follows sampling"));
+        }
+        let rows = step.plan.rank.rows().len();
+        let outcomes = step.outcomes.take().unwrap_or_else(|| vec![Default::default(); rows]);
+        self.current = None;
+        let mut reply = self
+            .table
+            .commit(&step.plan, outcomes)
+            .map_err(|error| plan_error(py, &error, self.dp_rank, step.plan.header.step.get()))?;
+        reply.timings_us = timings_us;
+        reply.collectives = collectives;
+        Ok(pyo3::types::PyBytes::new(py, &to_bytes(&reply)))
+    }
+
+    /// Seats that hold a request.
+    #[getter]
+    fn seats_occupied(&self) -> usize {
+        self.table.occupied()
+    }
+}
+
+impl WorkerCore {
+    fn begin_checked(&mut self, header: StepHeader, group_part: &[u8], rank_part: &[u8]) -> Result<WorkerStep, Error> {
+        if self.refused {
+            return Err(Error::rule(13, "refusals in this epoch", 0, 1));
+        }
+        let plan = self.table.begin(header, group_part, rank_part)?;
+        for release in plan.rank.releases() {
+            self.samplers[release.seat.index()] = None;
+        }
+        for admission in plan.rank.admissions() {
+            let sampler = Sampler::from_bytes(&admission.sampling).map_err(|error| {
+                self.refused = true;
+                Error::Decode { message: format!("sampling of seat {}: {error}", admission.seat) }
+            })?;
+            self.samplers[admission.seat.index()] = Some(sampler);
+        }
+        Ok(plan)
+    }
+
+    fn check_current(&self, step: &Step) -> PyResult<()> {
+        let header = step.plan.header;
+        if self.current == Some((header.epoch, header.step)) {
+            return Ok(());
+        }
+        let current = match self.current {
+            Some((epoch, step)) => format!("step {step} of epoch {epoch}"),
+            None => "none".to_owned(),
+        };
+        let message = format!("step {} of epoch {} is not the current step: {current}", header.step, header.epoch);
+        Err(StepOutOfOrder::new_err(message))
+    }
+}

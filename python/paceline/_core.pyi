@@ -1,0 +1,240 @@
+"""Types of the compiled extension."""
+
+from typing import Literal, TypedDict, final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "CoreError",
+    "InvalidSampling",
+    "Pass",
+    "PlanRefused",
+    "PlanUndecodable",
+    "Step",
+    "StepOutOfOrder",
+    "UnusableLogits",
+    "WorkerCore",
+    "__version__",
+    "decode_reply_for_test",
+    "encode_step_for_test",
+    "philox_noise",
+    "run_daemon",
+    "sample_row",
+    "sampling_bytes_for_test",
+]
+
+__version__: str
+
+class CoreError(Exception):
+    """Base of every error of this module."""
+
+class PlanRefused(CoreError):  # noqa: N818
+    """A plan that breaks a rule."""
+
+    rule: str
+    """"rule 4", or "decode"."""
+    field: str
+    expected: int
+    got: int
+    dp_rank: int
+    step: int
+
+class PlanUndecodable(PlanRefused):
+    """Bytes that are no plan; rule is "decode"."""
+
+class InvalidSampling(CoreError):  # noqa: N818
+    """Sampling parameters that cannot be used."""
+
+    field: str | None
+    """The parameter out of range; None where the bytes are broken."""
+
+class UnusableLogits(CoreError):  # noqa: N818
+    """A row of logits from which no token can be chosen."""
+
+    row: int | None
+    seat: int | None
+
+class StepOutOfOrder(CoreError):  # noqa: N818
+    """A call for a step that is not the current one, or not in its turn."""
+
+@final
+class Pass:
+    """One forward of one network."""
+
+    @property
+    def index(self) -> int:
+        """Place in the step's list of passes."""
+    @property
+    def kind(self) -> Literal["target", "extend", "single"]:
+        """Which forward of the step this is."""
+    @property
+    def mode(self) -> Literal["full", "piecewise", "eager"]:
+        """How it is run."""
+    @property
+    def q(self) -> int:
+        """Tokens of every row in FULL; 0 elsewhere."""
+    @property
+    def rows(self) -> int:
+        """Rows that this rank runs, real or dummy, without padding."""
+    @property
+    def tokens(self) -> int:
+        """Tokens that this rank runs, real or dummy, without padding."""
+    @property
+    def rows_padded(self) -> int:
+        """Rows that kernels and collectives are given."""
+    @property
+    def tokens_padded(self) -> int:
+        """Tokens that kernels and collectives are given."""
+    @property
+    def tokens_per_rank(self) -> list[int]:
+        """Tokens that each rank of the group runs, dummies included."""
+
+@final
+class Step:
+    """A plan that has passed every check and whose deltas are applied."""
+
+    @property
+    def group(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def dp_rank(self) -> int: ...
+    @property
+    def is_dummy(self) -> bool: ...
+    @property
+    def k_verify(self) -> int: ...
+    @property
+    def k_draft(self) -> int: ...
+    @property
+    def passes(self) -> list[Pass]: ...
+    @property
+    def block_zeroings(self) -> list[int]: ...
+    @property
+    def block_copies(self) -> list[tuple[int, int]]: ...
+
+@final
+class WorkerCore:
+    """Seats and samplers of one rank: decodes and checks plans, fills buffers, samples, makes replies."""
+
+    def __new__(
+        cls,
+        *,
+        dp_rank: int,
+        group_ranks: list[int],
+        seats: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+        table_width: int,
+        row_capacity: int,
+        token_capacity: int,
+        k_max: int,
+        vocab_size: int,
+    ) -> WorkerCore: ...
+    @property
+    def seats_occupied(self) -> int:
+        """Seats that hold a request."""
+    def reset(self, epoch: int) -> None:
+        """Starts an epoch: every seat is void, and steps count from 1 again."""
+    def begin(self, group: int, epoch: int, step: int, digest: int, group_part: bytes, rank_part: bytes) -> Step:
+        """Decodes a plan, checks it and applies its deltas; raises PlanRefused."""
+    def fill_target(
+        self,
+        step: Step,
+        input_ids: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        slots: npt.NDArray[np.int64],
+        query_start_loc: npt.NDArray[np.int32],
+        kv_lens: npt.NDArray[np.int32],
+        block_table: npt.NDArray[np.int32],
+        request_index: npt.NDArray[np.int32],
+        logits_index: npt.NDArray[np.int64],
+    ) -> int:
+        """Writes the target pass's arrays in place, padding included; returns the count of logits rows."""
+    def sample(self, step: Step, logits: npt.NDArray[np.float32]) -> None:
+        """Samples, verifies drafts and takes log-probabilities from logits of [count, vocab_size]."""
+    def propose_ngram(self, step: Step) -> None:
+        """Proposes prompt-lookup drafts, at most k_draft a row; nothing when k_draft is 0."""
+    def reply(self, step: Step, timings_us: list[int], collectives: int = 0) -> bytes:
+        """Commits the rows and gives the reply's bytes; timings are of decode, fill, forward, sample."""
+
+def run_daemon(argv: list[str], python: str) -> int:
+    """Runs the daemon until it ends, with default signal handlers and the interpreter lock released."""
+
+def philox_noise(seed: int, index: int, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """The noise of each token for one seed and index."""
+
+def sample_row(logits: npt.NDArray[np.float32], params_bytes: bytes, index: int) -> int:
+    """The token chosen at index from one row of logits."""
+
+class _TargetBase(TypedDict):
+    mode: Literal["full", "piecewise", "eager"]
+    loads: list[tuple[int, int]]
+
+class _Target(_TargetBase, total=False):
+    q: int
+    rows_padded: int
+    tokens_padded: int
+
+class _RowBase(TypedDict):
+    seat: int
+    start: int
+    query_len: int
+    blocks: int
+    logits: Literal["none", "last", "verify", "all"]
+
+class _Row(_RowBase, total=False):
+    generation: int
+    drafts: int
+
+class _RowReply(TypedDict):
+    seat: int
+    generation: int
+    known: int
+    accepted: int
+    emitted: list[int]
+    proposed: int
+    logprobs: list[list[tuple[int, float]]]
+
+class _Reply(TypedDict):
+    dp_rank: int
+    rows: list[_RowReply]
+    passes: int
+    collectives: int
+    timings_us: list[int]
+
+def encode_step_for_test(
+    *,
+    epoch: int,
+    step: int,
+    dp_rank: int,
+    dp_ranks: list[int],
+    target: _Target,
+    rows: list[_Row] = ...,
+    releases: list[tuple[int, int]] = ...,
+    admissions: list[tuple[int, int, int, bytes]] = ...,
+    feeds: list[tuple[int, int, list[int]]] = ...,
+    block_appends: list[tuple[int, list[int]]] = ...,
+    k_verify: int = 0,
+    k_draft: int = 0,
+) -> tuple[int, bytes, bytes]:
+    """One rank's view of a step: digest, group part, rank part."""
+
+def decode_reply_for_test(body: bytes) -> _Reply:
+    """A reply as plain values; logprobs are (token id, value) pairs."""
+
+def sampling_bytes_for_test(
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    logprobs: int | None = None,
+) -> bytes:
+    """Sampling parameters as the bytes that a plan carries."""
