@@ -4,9 +4,10 @@
 //! External crates are fixed for the pure crates and free elsewhere, apart from a few bans.
 
 use std::path::Path;
+use std::process::Command;
 
-use anyhow::{Context, Result};
-use cargo_metadata::{DependencyKind, MetadataCommand};
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
 
 /// One row of the table.
 struct Rule {
@@ -74,6 +75,26 @@ const RESERVED: &[(&str, &[&str], &str)] = &[
     ("tonic-prost-build", &["dev"], "generated code is committed"),
 ];
 
+/// What `cargo metadata` says, as far as it matters here. The crate of that name would switch on features of
+/// `serde_json` for the whole workspace, and heavy crates would be built a second time for the tests.
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    /// `dev`, `build`, or none for a normal dependency.
+    kind: Option<String>,
+}
+
 /// A declared dependency, as the rule sees it.
 struct Edge<'a> {
     from: &'a str,
@@ -85,16 +106,18 @@ struct Edge<'a> {
 /// Every dependency of the workspace that the table forbids, one line each.
 ///
 /// # Errors
-/// When `cargo metadata` fails or a dependency comes from a build script, which no crate here has.
+/// When `cargo metadata` fails.
 pub fn violations(root: &Path) -> Result<Vec<String>> {
-    let metadata = MetadataCommand::new()
-        .manifest_path(root.join("Cargo.toml"))
-        .no_deps()
-        .other_options(["--locked".to_owned(), "--offline".to_owned()])
-        .exec()
-        .context("reading cargo metadata")?;
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["metadata", "--format-version=1", "--no-deps", "--locked", "--offline"])
+        .current_dir(root)
+        .output()
+        .context("running cargo metadata")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cargo metadata failed: {errors}");
+    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("reading cargo metadata")?;
     let mut findings = Vec::new();
-    for package in metadata.workspace_packages() {
+    for package in &metadata.packages {
         let Some(from) = package.name.strip_prefix("paceline-") else {
             findings.push(format!("{}: the name lacks the prefix paceline-", package.name));
             continue;
@@ -109,9 +132,9 @@ pub fn violations(root: &Path) -> Result<Vec<String>> {
                 from,
                 to: own.unwrap_or(&dependency.name),
                 in_workspace: own.is_some(),
-                development: dependency.kind == DependencyKind::Development,
+                development: dependency.kind.as_deref() == Some("dev"),
             };
-            if dependency.kind == DependencyKind::Build {
+            if dependency.kind.as_deref() == Some("build") {
                 findings.push(format!("paceline-{from}: build dependency on {}", dependency.name));
             } else if let Some(reason) = forbidden(rule, &edge) {
                 let kind = if edge.development { "tests may not use" } else { "may not depend on" };
