@@ -1,0 +1,176 @@
+//! A reply changes requests here (rules 10 and 11): checked against the rows that were sent, then applied whole.
+
+use paceline_plan::{DpRank, Epoch, RowReply, StepId, StepReply, TokenLogprobs};
+
+use crate::emit::SentRow;
+use crate::request::{Request, Slot};
+use crate::{Error, RequestId, Scheduler};
+
+/// One token given to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmittedToken {
+    /// Its id.
+    pub token: u32,
+    /// Its log-probabilities, where the request wants them.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// It emitted this stop token, its last one.
+    Stop(u32),
+    /// It emitted `max_new_tokens`.
+    Length,
+}
+
+/// What a reply gave to one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// Which request.
+    pub id: RequestId,
+    /// New tokens, in order; at least one.
+    pub tokens: Vec<EmittedToken>,
+    /// Set in the request's last output; its id may be used again afterwards.
+    pub finished: Option<Finish>,
+}
+
+impl Scheduler {
+    /// Applies a rank's reply. A reply to an earlier step or epoch, or a second one, is counted and dropped.
+    ///
+    /// # Errors
+    /// When the rank does not exist, the step was not sent yet, or the reply contradicts its plan; then nothing of
+    /// the reply is applied.
+    pub fn commit(
+        &mut self,
+        dp_rank: DpRank,
+        epoch: Epoch,
+        step: StepId,
+        reply: StepReply,
+    ) -> Result<Vec<Output>, Error> {
+        let rank_index = dp_rank.index();
+        let rank = self.ranks.get_mut(rank_index).ok_or(Error::UnknownRank { dp_rank })?;
+        let group = &mut self.groups[rank.group];
+        if (epoch, step) > (group.epoch, group.step) {
+            return Err(Error::UnknownStep { group: group.id, epoch, dp_rank, expected: group.step, got: step });
+        }
+        let index = group.members.iter().position(|member| *member == rank_index).expect("a rank is in its group");
+        let awaited = group.in_flight.as_mut().filter(|in_flight| epoch == group.epoch && step == in_flight.step);
+        let rows = awaited.and_then(|in_flight| in_flight.rows[index].as_ref().map(|rows| (rows, in_flight.k_draft)));
+        let Some((rows, k_draft)) = rows else {
+            rank.counters.stale_replies += 1;
+            return Ok(Vec::new());
+        };
+        let checker = ReplyChecker { dp_rank, step, vocab_size: self.config.limits.vocab_size, k_draft };
+        checker.check(rows, &reply)?;
+        let in_flight = group.in_flight.as_mut().expect("the reply was awaited");
+        let rows = in_flight.rows[index].take().expect("the reply was awaited");
+        if in_flight.rows.iter().all(Option::is_none) {
+            group.in_flight = None;
+        }
+        let outputs = rows.iter().zip(reply.rows).filter_map(|(sent, row)| self.commit_row(rank_index, sent, row));
+        Ok(outputs.collect())
+    }
+
+    fn commit_row(&mut self, rank_index: usize, sent: &SentRow, reply: RowReply) -> Option<Output> {
+        let slot = sent.slot;
+        let request = &mut self.requests[slot];
+        let seated = request.on_seat_mut();
+        seated.in_flight = false;
+        if seated.aborted {
+            self.retire(rank_index, slot);
+            return None;
+        }
+        seated.computed += if sent.is_decode { 1 + reply.accepted } else { sent.tokens };
+        seated.proposed = reply.proposed;
+        let counters = &mut self.ranks[rank_index].counters;
+        if sent.drafts > 0 {
+            counters.drafts.drafts += 1;
+            counters.drafts.draft_tokens += u64::from(sent.drafts);
+            counters.drafts.accepted_tokens += u64::from(reply.accepted);
+            for count in &mut counters.drafts.accepted_per_position[..reply.accepted as usize] {
+                *count += 1;
+            }
+        }
+        if !sent.samples {
+            return None;
+        }
+        let (tokens, finished) = take_tokens(request, reply);
+        counters.emitted_tokens += tokens.len() as u64;
+        let id = request.id;
+        if finished.is_some() {
+            self.retire(rank_index, slot);
+            self.finished += 1;
+        }
+        Some(Output { id, tokens, finished })
+    }
+
+    /// Takes a running request off its rank and out of the table.
+    pub(crate) fn retire(&mut self, rank_index: usize, slot: Slot) {
+        self.ranks[rank_index].unseat(slot, &mut self.requests[slot]);
+        self.requests.remove(slot);
+    }
+}
+
+/// Rule 10: the emitted tokens, cut at the first stop token or at the limit.
+fn take_tokens(request: &mut Request, reply: RowReply) -> (Vec<EmittedToken>, Option<Finish>) {
+    let mut taken = Vec::with_capacity(reply.emitted.len());
+    let mut logprobs = reply.logprobs.into_iter();
+    for token in reply.emitted {
+        taken.push(EmittedToken { token, logprobs: logprobs.next() });
+        request.tokens.push(token);
+        if request.stop_token_ids.binary_search(&token).is_ok() {
+            return (taken, Some(Finish::Stop(token)));
+        }
+        if request.left() == 0 {
+            return (taken, Some(Finish::Length));
+        }
+    }
+    (taken, None)
+}
+
+struct ReplyChecker {
+    dp_rank: DpRank,
+    step: StepId,
+    vocab_size: u32,
+    k_draft: u32,
+}
+
+impl ReplyChecker {
+    fn error(&self, row: usize, field: &'static str, expected: i64, got: i64) -> Error {
+        Error::Reply { step: self.step, dp_rank: self.dp_rank, row: row as u64, field, expected, got }
+    }
+
+    fn equal(&self, row: usize, field: &'static str, expected: i64, got: i64) -> Result<(), Error> {
+        if expected == got { Ok(()) } else { Err(self.error(row, field, expected, got)) }
+    }
+
+    fn at_most(&self, row: usize, field: &'static str, most: i64, got: i64) -> Result<(), Error> {
+        if got <= most { Ok(()) } else { Err(self.error(row, field, most, got)) }
+    }
+
+    fn check(&self, rows: &[SentRow], reply: &StepReply) -> Result<(), Error> {
+        self.equal(rows.len(), "dp_rank", self.dp_rank.get().into(), reply.dp_rank.get().into())?;
+        self.equal(rows.len(), "rows", rows.len() as i64, reply.rows.len() as i64)?;
+        for (index, (sent, row)) in rows.iter().zip(&reply.rows).enumerate() {
+            self.check_row(index, sent, row)?;
+        }
+        Ok(())
+    }
+
+    fn check_row(&self, index: usize, sent: &SentRow, row: &RowReply) -> Result<(), Error> {
+        self.equal(index, "seat", sent.seat.get().into(), row.seat.get().into())?;
+        self.equal(index, "generation", sent.generation.get().into(), row.generation.get().into())?;
+        self.equal(index, "known", sent.known.into(), row.known.into())?;
+        self.at_most(index, "accepted", sent.drafts.into(), row.accepted.into())?;
+        let emitted = if sent.samples { 1 + i64::from(row.accepted) } else { 0 };
+        self.equal(index, "emitted", emitted, row.emitted.len() as i64)?;
+        let proposed_most = if sent.samples { self.k_draft } else { 0 };
+        self.at_most(index, "proposed", proposed_most.into(), row.proposed.into())?;
+        if !row.logprobs.is_empty() {
+            self.equal(index, "logprobs", emitted, row.logprobs.len() as i64)?;
+        }
+        let token_last = i64::from(self.vocab_size) - 1;
+        row.emitted.iter().try_for_each(|token| self.at_most(index, "token id", token_last, (*token).into()))
+    }
+}

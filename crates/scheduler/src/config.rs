@@ -1,0 +1,138 @@
+//! What a scheduler is made with, and the checks on it.
+
+use paceline_plan::{DpRank, WorkerLimits};
+
+use crate::{Error, ShapeConfig};
+
+/// How drafts are proposed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Drafter {
+    /// Not at all: one token per row and step.
+    #[default]
+    None,
+    /// The worker looks them up in the request's own tokens; no pass of its own.
+    Ngram,
+    /// A draft layer or model: an extend pass whenever the target runs, then single passes.
+    Model,
+}
+
+/// How much may wait beyond what can start at once; nothing is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Most waiting requests.
+    pub requests: Option<u32>,
+    /// Most prompt tokens of waiting requests.
+    pub tokens: Option<u64>,
+}
+
+/// What a scheduler is made with. Fixed for its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The lockstep groups by their ranks; group `i` is entry `i`. Each rank from 0 is in exactly one.
+    pub groups: Vec<Vec<DpRank>>,
+    /// Sizes of a rank: the least over all workers.
+    pub limits: WorkerLimits,
+    /// Ladders.
+    pub shapes: ShapeConfig,
+    /// k: drafts proposed for a row in a step, and the most that are verified.
+    pub k: u32,
+    /// The values that `k_verify` may take from step to step: the smallest that covers the step's drafts is used.
+    /// Empty: always `k`. `k` is always allowed.
+    pub k_verify_values: Vec<u32>,
+    /// How drafts are proposed.
+    pub drafter: Drafter,
+    /// How much may wait.
+    pub queue: QueueLimits,
+}
+
+impl Config {
+    /// Without speculation and queue limits.
+    pub const fn new(groups: Vec<Vec<DpRank>>, limits: WorkerLimits, shapes: ShapeConfig) -> Self {
+        let queue = QueueLimits { requests: None, tokens: None };
+        Self { groups, limits, shapes, k: 0, k_verify_values: Vec::new(), drafter: Drafter::None, queue }
+    }
+
+    /// One lockstep group of ranks 0 to `ranks - 1`.
+    pub fn lockstep_groups(ranks: u32) -> Vec<Vec<DpRank>> {
+        vec![(0..ranks).map(DpRank::new).collect()]
+    }
+
+    /// Every rank its own group, as for a dense model.
+    pub fn dense_groups(ranks: u32) -> Vec<Vec<DpRank>> {
+        (0..ranks).map(|dp_rank| vec![DpRank::new(dp_rank)]).collect()
+    }
+
+    /// The allowed values of `k_verify`, going up, `k` last.
+    pub(crate) fn k_verify_sorted(&self) -> Vec<u32> {
+        let mut values = self.k_verify_values.clone();
+        values.push(self.k);
+        values.sort_unstable();
+        values.dedup();
+        values
+    }
+
+    /// Refuses what no correct plan can be made with.
+    ///
+    /// # Errors
+    /// The field with both numbers.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.check_groups()?;
+        self.check_sizes()?;
+        self.check_speculation()?;
+        self.shapes.check(&self.limits)
+    }
+
+    fn check_groups(&self) -> Result<(), Error> {
+        at_least("groups", 1, self.groups.len() as u64, "a fleet has a rank")?;
+        let ranks: usize = self.groups.iter().map(Vec::len).sum();
+        for group in &self.groups {
+            at_least("ranks of a group", 1, group.len() as u64, "a group has a rank")?;
+        }
+        for index in 0..ranks {
+            let dp_rank = DpRank::new(index as u32);
+            let got = self.groups.iter().flatten().filter(|member| **member == dp_rank).count();
+            if got != 1 {
+                return Err(Error::Groups { dp_rank, got: got as u64 });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_sizes(&self) -> Result<(), Error> {
+        let limits = &self.limits;
+        let query_len = u64::from(self.k) + 1;
+        let budget = u64::from(limits.max_num_batched_tokens);
+        let rows = u64::from(limits.max_num_seqs);
+        at_least("max_num_seqs", 1, rows, "a rank runs at least one request")?;
+        at_least("max_num_batched_tokens", query_len, budget, "one decode row has 1 + k tokens")?;
+        at_least("max_model_len", 2, limits.max_model_len.into(), "a prompt token and a new one")?;
+        at_least("block_size", 1, limits.block_size.into(), "a block holds a token")?;
+        at_least("num_blocks", 1, limits.num_blocks.into(), "a request needs a block")?;
+        at_least("vocab_size", 1, limits.vocab_size.into(), "a model has a token")?;
+        at_least("seats", rows, limits.seats.into(), "each row of max_num_seqs has a seat")?;
+        at_least("row_capacity", rows, limits.row_capacity.into(), "step buffers hold max_num_seqs rows")?;
+        at_least("token_capacity", budget, limits.token_capacity.into(), "step buffers hold the token budget")?;
+        let longest = u64::from(limits.max_model_len) + u64::from(limits.k_max);
+        let table = u64::from(limits.table_width) * u64::from(limits.block_size);
+        at_least("table_width * block_size", longest, table, "a block table covers max_model_len + k_max")
+    }
+
+    fn check_speculation(&self) -> Result<(), Error> {
+        if self.drafter == Drafter::None {
+            at_most("k", 0, self.k.into(), "drafts need a drafter")?;
+        }
+        at_most("k", self.limits.k_max.into(), self.k.into(), "workers are built for k_max drafts")?;
+        for value in &self.k_verify_values {
+            at_most("k_verify_values", self.k.into(), (*value).into(), "no more drafts than k exist")?;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn at_least(field: &'static str, least: u64, got: u64, reason: &'static str) -> Result<(), Error> {
+    if got >= least { Ok(()) } else { Err(Error::TooSmall { field, least, got, reason }) }
+}
+
+pub(crate) fn at_most(field: &'static str, most: u64, got: u64, reason: &'static str) -> Result<(), Error> {
+    if got <= most { Ok(()) } else { Err(Error::TooLarge { field, most, got, reason }) }
+}

@@ -1,0 +1,38 @@
+//! A pure state machine that decides every step: requests, replies and losses in, plans out, and the reason for
+//! each shape.
+//!
+//! One scheduler sees every rank: one waiting queue, a request is bound to a rank only when it starts, and the shape
+//! of a step is decided for all ranks of a lockstep group at once. After every event, call [`Scheduler::plan`] for
+//! every group that may step: a request whose best rank is in another group is left to that group's plan.
+//!
+//! What it does not do: it knows no clock, thread, socket, randomness, environment, log, float or hash order, so the
+//! same events give the same plans; membership, deadlines and recovery are `fleet`'s. Padded numbers are computed in
+//! [`shape`] and nowhere else. A step is planned when the one before it was answered by every rank (depth 0).
+
+mod blocks;
+mod check;
+mod commit;
+mod config;
+mod emit;
+mod error;
+mod explain;
+mod ladders;
+mod placement;
+mod planner;
+mod queue;
+mod rank;
+mod request;
+mod scheduler;
+mod seats;
+mod select;
+pub mod shape;
+mod stats;
+
+pub use commit::{EmittedToken, Finish, Output};
+pub use config::{Config, Drafter, QueueLimits};
+pub use error::{Error, Refusal};
+pub use explain::{Explanation, HeldReason, ShapeReason};
+pub use ladders::{ShapeConfig, WithoutGraph};
+pub use request::{RequestId, RequestSpec};
+pub use scheduler::Scheduler;
+pub use stats::{DraftCounters, PaddingCounters, RankCounters, RankStats, Stats};

@@ -1,0 +1,183 @@
+//! One step of one group: rows of what runs, then what starts, then the shape, then the plan.
+
+use paceline_plan::{DpRank, Epoch, GroupDraft, GroupId, GroupPart, StepId, StepPlan};
+
+use crate::emit::{SentRow, rank_part};
+use crate::explain::RankExplanation;
+use crate::placement::Placement;
+use crate::select::{Selected, Selection, Selector};
+use crate::shape::{self, Decision, Demand};
+use crate::{Drafter, Explanation, HeldReason, Scheduler, check};
+
+/// A step that is not answered by every rank yet.
+#[derive(Clone, Debug)]
+pub(crate) struct InFlight {
+    pub(crate) step: StepId,
+    pub(crate) k_draft: u32,
+    /// By index in the group; nothing where the reply is in.
+    pub(crate) rows: Vec<Option<Vec<SentRow>>>,
+}
+
+/// A lockstep group.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) id: GroupId,
+    pub(crate) dp_ranks: Vec<DpRank>,
+    /// The same as indices of ranks.
+    pub(crate) members: Vec<usize>,
+    pub(crate) epoch: Epoch,
+    /// The newest step of the epoch; 0 before the first.
+    pub(crate) step: StepId,
+    /// Steps over all epochs.
+    pub(crate) tick: u64,
+    pub(crate) in_flight: Option<InFlight>,
+    pub(crate) explanation: Option<Explanation>,
+}
+
+impl Scheduler {
+    /// The next step of a group. Nothing when a step is in flight or no rank has a row (rule 1).
+    ///
+    /// # Panics
+    /// When the plan breaks a rule: a fault of the scheduler, found before any worker sees it.
+    pub fn plan(&mut self, group: GroupId) -> Option<StepPlan> {
+        let index = group.get() as usize;
+        if self.groups.get(index)?.in_flight.is_some() {
+            return None;
+        }
+        let members = self.groups[index].members.clone();
+        let tick = self.groups[index].tick + 1;
+        let mut selections: Vec<Selection> = members.iter().map(|rank| self.selector(*rank).select()).collect();
+        self.start_waiting(&members, &mut selections, tick);
+        let demands: Vec<Demand> = selections.iter().map(|selection| self.demand(&selection.rows)).collect();
+        let decision = shape::decide(&self.rules, &demands)?;
+        for (selection, rows) in selections.iter_mut().zip(&decision.decode_rows_run) {
+            self.hold_past_ladder(selection, *rows);
+        }
+        let demands: Vec<Demand> = selections.iter().map(|selection| self.demand(&selection.rows)).collect();
+
+        let state = &mut self.groups[index];
+        state.tick = tick;
+        state.step = state.step.next();
+        let (epoch, step, dp_ranks) = (state.epoch, state.step, state.dp_ranks.clone());
+        let query_len = decision.is_full().then(|| decision.query_len());
+        let keep_history = self.config.drafter == Drafter::Ngram;
+        let mut parts = Vec::with_capacity(members.len());
+        let mut rows = Vec::with_capacity(members.len());
+        for (rank, selection) in members.iter().zip(&selections) {
+            let (rank, requests) = (&mut self.ranks[*rank], &mut self.requests);
+            let (part, sent) = rank_part(rank, requests, &selection.rows, query_len, keep_history, tick);
+            check::blocks_add_up(rank, requests, tick);
+            parts.push(part);
+            rows.push(Some(sent));
+        }
+        let (k_verify, k_draft, passes) = (decision.k_verify, decision.k_draft, decision.passes.clone());
+        let draft = GroupDraft { group, epoch, step, depth: 0, k_verify, k_draft, dp_ranks, passes };
+        let plan = GroupPart::new(draft).and_then(|part| StepPlan::new(part, parts, &self.config.limits));
+        let plan = plan.unwrap_or_else(|error| panic!("the scheduler's own plan, step {step}: {error}"));
+        self.groups[index].in_flight = Some(InFlight { step, k_draft, rows });
+        self.account(index, &decision, &demands, selections);
+        Some(plan)
+    }
+
+    fn selector(&mut self, rank: usize) -> Selector<'_> {
+        Selector {
+            rank: &mut self.ranks[rank],
+            requests: &mut self.requests,
+            queue: &mut self.queue,
+            limits: &self.config.limits,
+            k: self.config.k,
+        }
+    }
+
+    fn start_waiting(&mut self, members: &[usize], selections: &mut [Selection], tick: u64) {
+        let placement = Placement {
+            ranks: &self.ranks,
+            requests: &self.requests,
+            limits: &self.config.limits,
+            query_len: self.rules.query_len_max(),
+            members,
+            selections,
+        };
+        let chosen = placement.choose(self.queue.iter());
+        for (slot, index) in chosen {
+            let rank = members[index];
+            self.placements += 1;
+            self.ranks[rank].last_placed = self.placements;
+            self.selector(rank).start(slot, tick, &mut selections[index]);
+        }
+    }
+
+    fn demand(&self, rows: &[Selected]) -> Demand {
+        let mut demand = Demand::default();
+        for row in rows {
+            if row.is_decode {
+                demand.decode_rows += 1;
+                demand.drafts += row.drafts;
+                demand.drafts_max = demand.drafts_max.max(row.drafts);
+            } else {
+                let seated = self.requests[row.slot].on_seat();
+                demand.prompt_rows += 1;
+                demand.prompt_tokens += row.tokens;
+                demand.sampled_prompt_rows += u32::from(row.tokens == seated.prompt_left());
+            }
+        }
+        demand
+    }
+
+    /// Keeps the first `decode_rows` decode rows: those that waited longest.
+    fn hold_past_ladder(&self, selection: &mut Selection, decode_rows: u32) {
+        let mut seen = 0;
+        let Selection { rows, held, .. } = selection;
+        rows.retain(|row| {
+            seen += u32::from(row.is_decode);
+            let keep = !row.is_decode || seen <= decode_rows;
+            if !keep {
+                held.push((self.requests[row.slot].id, HeldReason::Ladder));
+            }
+            keep
+        });
+    }
+
+    /// Counts the step, and keeps why it is what it is.
+    fn account(&mut self, group: usize, decision: &Decision, demands: &[Demand], selections: Vec<Selection>) {
+        let target = &decision.passes[0];
+        let downgraded = decision.reason.downgrading_rank();
+        let mut ranks = Vec::with_capacity(demands.len());
+        for (index, (demand, selection)) in demands.iter().zip(selections).enumerate() {
+            let rank = &mut self.ranks[self.groups[group].members[index]];
+            let padding = shape::padding(&self.rules, decision, index, demand.tokens());
+            let counters = &mut rank.counters;
+            counters.count_step(target, index, demand, &padding);
+            counters.count_held(&selection.held);
+            counters.drafts_trimmed += u64::from(selection.drafts_trimmed);
+            if downgraded == Some(index) {
+                counters.count_downgrade(decision.reason);
+            }
+            ranks.push(RankExplanation {
+                dp_rank: rank.dp_rank,
+                decode_rows: demand.decode_rows,
+                prompt_rows: demand.prompt_rows,
+                real_tokens: demand.tokens(),
+                padding,
+                started: selection.started,
+                held: selection.held,
+                preempted: selection.preempted,
+                drafts_trimmed: selection.drafts_trimmed,
+            });
+        }
+        let real = demands.iter().map(|demand| u64::from(demand.tokens()));
+        self.balance_real_tokens += real.clone().sum::<u64>();
+        self.balance_largest_tokens += real.max().unwrap_or(0) * demands.len() as u64;
+        let state = &mut self.groups[group];
+        state.explanation = Some(Explanation {
+            group: state.id,
+            epoch: state.epoch,
+            step: state.step,
+            k_verify: decision.k_verify,
+            k_draft: decision.k_draft,
+            reason: decision.reason,
+            tokens_padded: target.tokens_padded().get(),
+            ranks,
+        });
+    }
+}

@@ -1,0 +1,114 @@
+//! What the scheduler holds for one rank, and the two ways off it: for good, or back to the queue.
+
+use paceline_plan::{DpRank, Release, WorkerLimits};
+
+use crate::blocks::BlockPool;
+use crate::queue::Queue;
+use crate::request::{Place, Request, Requests, Seated, Slot};
+use crate::seats::SeatPool;
+use crate::stats::RankCounters;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Rank {
+    pub(crate) dp_rank: DpRank,
+    /// Index of its group.
+    pub(crate) group: usize,
+    /// Whether requests may start here.
+    pub(crate) available: bool,
+    pub(crate) seats: SeatPool,
+    pub(crate) blocks: BlockPool,
+    /// In order of their start.
+    pub(crate) running: Vec<Slot>,
+    /// Seats that the worker still has to be told are free; sent with the next step in which this rank has rows.
+    pub(crate) releases: Vec<Release>,
+    /// Number of the placement that was the last one here; ties go to the rank that waited longest.
+    pub(crate) last_placed: u64,
+    pub(crate) counters: RankCounters,
+}
+
+impl Rank {
+    pub(crate) fn new(dp_rank: DpRank, group: usize, limits: &WorkerLimits, k: u32) -> Self {
+        Self {
+            dp_rank,
+            group,
+            available: true,
+            seats: SeatPool::new(limits.seats),
+            blocks: BlockPool::new(limits.num_blocks),
+            running: Vec::new(),
+            releases: Vec::new(),
+            last_placed: 0,
+            counters: RankCounters::new(k),
+        }
+    }
+
+    /// Puts a waiting request on a seat with no block yet. Its place in the queue must be gone already.
+    pub(crate) fn seat(&mut self, slot: Slot, request: &mut Request, tick: u64) {
+        let (seat, generation) = self.seats.take().expect("a request starts on a rank with a free seat");
+        request.place = Place::Running(Seated {
+            dp_rank: self.dp_rank,
+            seat,
+            generation,
+            told: false,
+            computed: 0,
+            prompt_end: request.known(),
+            blocks: Vec::new(),
+            blocks_told: 0,
+            proposed: 0,
+            last_run: tick,
+            in_flight: false,
+            aborted: false,
+        });
+        self.running.push(slot);
+    }
+
+    /// Takes a request off its seat and frees its blocks. What it held is returned; its place is void.
+    ///
+    /// # Panics
+    /// When a step that runs it is in flight: its blocks may still be written (rule 11).
+    pub(crate) fn unseat(&mut self, slot: Slot, request: &mut Request) -> Seated {
+        let Place::Running(seated) = std::mem::replace(&mut request.place, Place::Void) else {
+            panic!("only a running request leaves a seat");
+        };
+        assert!(!seated.in_flight, "request {} is freed while its step is in flight", request.id);
+        self.blocks.give_back(&seated.blocks);
+        self.seats.give_back(seated.seat);
+        if seated.told {
+            self.releases.push(Release { seat: seated.seat, generation: seated.generation });
+        }
+        self.running.retain(|other| *other != slot);
+        seated
+    }
+
+    /// Sends a running request back to the queue: its KV is recomputed when it resumes, its tokens are kept.
+    pub(crate) fn preempt(&mut self, slot: Slot, requests: &mut Requests, queue: &mut Queue) {
+        let request = &mut requests[slot];
+        self.unseat(slot, request);
+        request.place = Place::Waiting { resumes: true };
+        queue.push(slot, request);
+        self.counters.preemptions += 1;
+    }
+
+    /// Blocks that no running request is going to need soon: free ones, without what prompts that run still lack and
+    /// one block for each request that grows past what it holds.
+    pub(crate) fn blocks_spare(&self, requests: &Requests, limits: &WorkerLimits) -> u32 {
+        let reserved: u32 = self.running.iter().map(|slot| reserve(&requests[*slot], limits)).sum();
+        self.blocks.free().saturating_sub(reserved)
+    }
+
+    /// Blocks that prompts which run still lack.
+    pub(crate) fn blocks_promised(&self, requests: &Requests, limits: &WorkerLimits) -> u32 {
+        self.running.iter().map(|slot| prompt_lack(&requests[*slot], limits)).sum()
+    }
+}
+
+/// Blocks that a running request's known tokens still lack while its prompt is not computed.
+fn prompt_lack(request: &Request, limits: &WorkerLimits) -> u32 {
+    let seated = request.on_seat();
+    if seated.is_prompt() { limits.blocks_for(seated.prompt_end).saturating_sub(seated.blocks.len() as u32) } else { 0 }
+}
+
+fn reserve(request: &Request, limits: &WorkerLimits) -> u32 {
+    let held = request.on_seat().blocks.len() as u32;
+    let known = limits.blocks_for(request.known()).max(held);
+    known - held + u32::from(limits.blocks_for(request.longest_computed()) > known)
+}

@@ -1,0 +1,201 @@
+//! Requests and where they are in their life.
+
+use std::collections::BTreeMap;
+
+use paceline_plan::{DpRank, Seat, SeatGeneration};
+
+/// A request, chosen by the caller; never used again while the request lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+impl std::fmt::Display for RequestId {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}", self.0)
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestSpec {
+    /// Who asks.
+    pub id: RequestId,
+    /// Token ids, at least one.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most, at least 1.
+    pub max_new_tokens: u32,
+    /// Token ids that end the request; the one that did is part of the output.
+    pub stop_token_ids: Vec<u32>,
+    /// Sampling parameters, opaque here.
+    pub sampling: Vec<u8>,
+    /// The only rank that may run it.
+    pub pinned: Option<DpRank>,
+    /// Lower goes first.
+    pub priority: i32,
+    /// Whether the worker must know every token even without n-gram drafts (penalties).
+    pub history: bool,
+}
+
+/// Index into the table of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Slot(u32);
+
+/// What a running request holds on its rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Seated {
+    pub(crate) dp_rank: DpRank,
+    pub(crate) seat: Seat,
+    pub(crate) generation: SeatGeneration,
+    /// Whether the worker was told of it.
+    pub(crate) told: bool,
+    /// Tokens whose KV is written.
+    pub(crate) computed: u32,
+    /// Known tokens when it started: up to here its rows are prompt rows, whatever their length.
+    pub(crate) prompt_end: u32,
+    /// KV blocks, in order.
+    pub(crate) blocks: Vec<u32>,
+    /// How many of them the worker was told of.
+    pub(crate) blocks_told: usize,
+    /// Drafts that the worker proposed last.
+    pub(crate) proposed: u32,
+    /// Tick of the group's step that ran it last.
+    pub(crate) last_run: u64,
+    /// Whether a step that runs it is not answered yet.
+    pub(crate) in_flight: bool,
+    /// Aborted while in flight: dropped when the step is answered.
+    pub(crate) aborted: bool,
+}
+
+impl Seated {
+    /// Whether its next row is a prompt row.
+    pub(crate) const fn is_prompt(&self) -> bool {
+        self.computed < self.prompt_end
+    }
+
+    /// Tokens that prompt rows still have to run.
+    pub(crate) const fn prompt_left(&self) -> u32 {
+        self.prompt_end.saturating_sub(self.computed)
+    }
+}
+
+/// Where a request is.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// In the queue; `resumes` when it ran before.
+    Waiting { resumes: bool },
+    /// On a rank.
+    Running(Seated),
+    /// Its group's epoch ended; the caller says what becomes of it.
+    Void,
+}
+
+/// Order in the queue and, backwards, in preemption: the largest goes last and is evicted first.
+pub(crate) type Standing = (i32, u64);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) id: RequestId,
+    /// Known tokens: prompt, then output.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt_len: u32,
+    pub(crate) max_new_tokens: u32,
+    /// Sorted.
+    pub(crate) stop_token_ids: Vec<u32>,
+    pub(crate) sampling: Vec<u8>,
+    pub(crate) pinned: Option<DpRank>,
+    pub(crate) priority: i32,
+    pub(crate) history: bool,
+    /// Number of the submission.
+    pub(crate) arrival: u64,
+    pub(crate) place: Place,
+}
+
+impl Request {
+    /// n: known tokens.
+    pub(crate) fn known(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    /// r: tokens left to emit.
+    pub(crate) fn left(&self) -> u32 {
+        self.prompt_len + self.max_new_tokens - self.known()
+    }
+
+    /// Tokens whose KV it needs at its longest: the last one is never computed.
+    pub(crate) const fn longest_computed(&self) -> u32 {
+        self.prompt_len + self.max_new_tokens - 1
+    }
+
+    pub(crate) const fn standing(&self) -> Standing {
+        (self.priority, self.arrival)
+    }
+
+    pub(crate) const fn seated(&self) -> Option<&Seated> {
+        match &self.place {
+            Place::Running(seated) => Some(seated),
+            Place::Waiting { .. } | Place::Void => None,
+        }
+    }
+
+    /// The seat of a request that is known to run.
+    pub(crate) fn on_seat(&self) -> &Seated {
+        self.seated().expect("a rank's list holds running requests only")
+    }
+
+    /// The seat of a request that is known to run.
+    pub(crate) fn on_seat_mut(&mut self) -> &mut Seated {
+        match &mut self.place {
+            Place::Running(seated) => seated,
+            Place::Waiting { .. } | Place::Void => panic!("a rank's list holds running requests only"),
+        }
+    }
+}
+
+/// All live requests.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Requests {
+    slots: Vec<Option<Request>>,
+    free: Vec<Slot>,
+    index: BTreeMap<RequestId, Slot>,
+}
+
+impl Requests {
+    pub(crate) fn insert(&mut self, request: Request) -> Slot {
+        let id = request.id;
+        let slot = self.free.pop().unwrap_or(Slot(self.slots.len() as u32));
+        if slot.0 as usize == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.slots[slot.0 as usize] = Some(request);
+        self.index.insert(id, slot);
+        slot
+    }
+
+    pub(crate) fn remove(&mut self, slot: Slot) -> Request {
+        let request = self.slots[slot.0 as usize].take().expect("a slot is removed once");
+        self.index.remove(&request.id);
+        self.free.push(slot);
+        request
+    }
+
+    pub(crate) fn find(&self, id: RequestId) -> Option<Slot> {
+        self.index.get(&id).copied()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.index.len()
+    }
+}
+
+impl std::ops::Index<Slot> for Requests {
+    type Output = Request;
+
+    fn index(&self, slot: Slot) -> &Request {
+        self.slots[slot.0 as usize].as_ref().expect("slots in lists are live")
+    }
+}
+
+impl std::ops::IndexMut<Slot> for Requests {
+    fn index_mut(&mut self, slot: Slot) -> &mut Request {
+        self.slots[slot.0 as usize].as_mut().expect("slots in lists are live")
+    }
+}

@@ -1,0 +1,304 @@
+//! The scheduler's state, and the events that change it from outside: requests, aborts, losses.
+
+use paceline_plan::{DpRank, Epoch, GroupId, StepId};
+
+use crate::placement::load_tokens;
+use crate::planner::Group;
+use crate::queue::Queue;
+use crate::rank::Rank;
+use crate::request::{Place, Request, Requests};
+use crate::shape::ShapeRules;
+use crate::{Config, Error, Explanation, RankStats, Refusal, RequestId, RequestSpec, Stats, check};
+
+/// Decides every step of every group.
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    pub(crate) config: Config,
+    pub(crate) rules: ShapeRules,
+    pub(crate) requests: Requests,
+    pub(crate) queue: Queue,
+    /// By `dp_rank`.
+    pub(crate) ranks: Vec<Rank>,
+    /// By group id.
+    pub(crate) groups: Vec<Group>,
+    pub(crate) placements: u64,
+    pub(crate) submitted: u64,
+    pub(crate) refused: u64,
+    pub(crate) aborted: u64,
+    pub(crate) finished: u64,
+    pub(crate) balance_real_tokens: u64,
+    pub(crate) balance_largest_tokens: u64,
+}
+
+impl Scheduler {
+    /// A scheduler with all ranks available, every group in epoch 1 before its first step.
+    ///
+    /// # Errors
+    /// When no correct plan can be made with the configuration: the field with both numbers.
+    pub fn new(config: Config) -> Result<Self, Error> {
+        config.check()?;
+        let mut ranks: Vec<Rank> = Vec::new();
+        let mut groups = Vec::with_capacity(config.groups.len());
+        for (index, dp_ranks) in config.groups.iter().enumerate() {
+            ranks.extend(dp_ranks.iter().map(|dp_rank| Rank::new(*dp_rank, index, &config.limits, config.k)));
+            groups.push(Group {
+                id: GroupId::new(index as u32),
+                dp_ranks: dp_ranks.clone(),
+                members: dp_ranks.iter().map(|dp_rank| dp_rank.index()).collect(),
+                epoch: Epoch::new(1),
+                step: StepId::default(),
+                tick: 0,
+                in_flight: None,
+                explanation: None,
+            });
+        }
+        ranks.sort_by_key(|rank| rank.dp_rank);
+        Ok(Self {
+            rules: ShapeRules::new(&config),
+            config,
+            requests: Requests::default(),
+            queue: Queue::default(),
+            ranks,
+            groups,
+            placements: 0,
+            submitted: 0,
+            refused: 0,
+            aborted: 0,
+            finished: 0,
+            balance_real_tokens: 0,
+            balance_largest_tokens: 0,
+        })
+    }
+
+    /// Takes a request into the queue.
+    ///
+    /// # Errors
+    /// When it can never run, or the queue is full: the reason with both numbers. Nothing is kept of it.
+    pub fn submit(&mut self, spec: RequestSpec) -> Result<(), Refusal> {
+        if let Err(refusal) = self.admissible(&spec) {
+            self.refused += 1;
+            return Err(refusal);
+        }
+        self.submitted += 1;
+        let mut stop_token_ids = spec.stop_token_ids;
+        stop_token_ids.sort_unstable();
+        let slot = self.requests.insert(Request {
+            id: spec.id,
+            prompt_len: spec.prompt.len() as u32,
+            tokens: spec.prompt,
+            max_new_tokens: spec.max_new_tokens,
+            stop_token_ids,
+            sampling: spec.sampling,
+            pinned: spec.pinned,
+            priority: spec.priority,
+            history: spec.history,
+            arrival: self.submitted,
+            place: Place::Waiting { resumes: false },
+        });
+        self.queue.push(slot, &self.requests[slot]);
+        Ok(())
+    }
+
+    /// Ends a request. A waiting one is gone at once; a running one is in no later plan, and its blocks are free at
+    /// once or, when a step that runs it is in flight, when that step is answered. False when no such request lives.
+    pub fn abort(&mut self, id: RequestId) -> bool {
+        let Some(slot) = self.requests.find(id) else { return false };
+        match &mut self.requests[slot].place {
+            Place::Waiting { .. } => {
+                self.queue.remove(&self.requests[slot]);
+                self.requests.remove(slot);
+            }
+            Place::Running(seated) if seated.aborted => return false,
+            Place::Running(seated) if seated.in_flight => seated.aborted = true,
+            Place::Running(seated) => {
+                let rank = seated.dp_rank.index();
+                self.retire(rank, slot);
+            }
+            Place::Void => {
+                self.requests.remove(slot);
+            }
+        }
+        self.aborted += 1;
+        true
+    }
+
+    /// Ends a group's epoch: seats, blocks and the step in flight are void, the next step is step 1 of the next epoch.
+    /// Returns the requests that ran there, in order of their start; each stays until it is requeued or aborted.
+    pub fn void_group(&mut self, group: GroupId) -> Vec<RequestId> {
+        let Some(state) = self.groups.get_mut(group.get() as usize) else { return Vec::new() };
+        state.epoch = state.epoch.next();
+        state.step = StepId::default();
+        state.in_flight = None;
+        let mut lost = Vec::new();
+        for member in &state.members {
+            let rank = &mut self.ranks[*member];
+            for slot in rank.running.clone() {
+                let request = &mut self.requests[slot];
+                request.on_seat_mut().in_flight = false;
+                if rank.unseat(slot, request).aborted {
+                    self.requests.remove(slot);
+                } else {
+                    lost.push(request.id);
+                }
+            }
+            rank.releases.clear();
+            rank.seats.clear();
+        }
+        lost
+    }
+
+    /// Sends a request that [`Self::void_group`] returned back to the queue, with every token it emitted. False when
+    /// it is not such a request.
+    pub fn requeue(&mut self, id: RequestId) -> bool {
+        let Some(slot) = self.requests.find(id) else { return false };
+        let request = &mut self.requests[slot];
+        if !matches!(request.place, Place::Void) {
+            return false;
+        }
+        request.place = Place::Waiting { resumes: true };
+        self.queue.push(slot, request);
+        true
+    }
+
+    /// Whether requests may start on a rank. What runs there goes on. Ranks that do not exist are ignored.
+    pub fn set_available(&mut self, dp_rank: DpRank, available: bool) {
+        if let Some(rank) = self.ranks.get_mut(dp_rank.index()) {
+            rank.available = available;
+        }
+    }
+
+    /// The configuration.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// A group's epoch; nothing when the group does not exist.
+    pub fn epoch(&self, group: GroupId) -> Option<Epoch> {
+        self.groups.get(group.get() as usize).map(|state| state.epoch)
+    }
+
+    /// The step of a group that some rank has not answered.
+    pub fn in_flight(&self, group: GroupId) -> Option<StepId> {
+        self.groups.get(group.get() as usize)?.in_flight.as_ref().map(|in_flight| in_flight.step)
+    }
+
+    /// Why a group's newest step is what it is.
+    pub fn explanation(&self, group: GroupId) -> Option<&Explanation> {
+        self.groups.get(group.get() as usize)?.explanation.as_ref()
+    }
+
+    /// Where a request runs; nothing while it waits or when it does not live.
+    pub fn dp_rank_of(&self, id: RequestId) -> Option<DpRank> {
+        Some(self.requests[self.requests.find(id)?].seated()?.dp_rank)
+    }
+
+    /// Counters and what is where now.
+    pub fn stats(&self) -> Stats {
+        let ranks: Vec<RankStats> = self.ranks.iter().map(|rank| self.rank_stats(rank)).collect();
+        let seated: usize = self.ranks.iter().map(|rank| rank.running.len()).sum();
+        Stats {
+            ranks,
+            waiting: self.queue.len() as u32,
+            waiting_tokens: self.queue.tokens(),
+            void: (self.requests.len() - self.queue.len() - seated) as u32,
+            submitted: self.submitted,
+            refused: self.refused,
+            aborted: self.aborted,
+            finished: self.finished,
+            balance_real_tokens: self.balance_real_tokens,
+            balance_largest_tokens: self.balance_largest_tokens,
+        }
+    }
+
+    /// Recounts everything that is kept incrementally.
+    ///
+    /// # Panics
+    /// When a count is off: a fault of the scheduler.
+    pub fn assert_consistent(&self) {
+        for rank in &self.ranks {
+            check::recount(rank, &self.requests);
+        }
+        let waiting: u64 = self.queue.iter().map(|slot| u64::from(self.requests[slot].known())).sum();
+        assert_eq!(waiting, self.queue.tokens(), "tokens of the queue");
+    }
+
+    fn rank_stats(&self, rank: &Rank) -> RankStats {
+        let live = rank.running.iter().filter(|slot| !self.requests[**slot].on_seat().aborted);
+        RankStats {
+            dp_rank: rank.dp_rank,
+            running: live.count() as u32,
+            blocks_used: rank.blocks.total() - rank.blocks.free(),
+            blocks_total: rank.blocks.total(),
+            load_tokens: load_tokens(rank, &self.requests),
+            counters: rank.counters.clone(),
+        }
+    }
+
+    fn admissible(&self, spec: &RequestSpec) -> Result<(), Refusal> {
+        let limits = &self.config.limits;
+        let (prompt, most) = (spec.prompt.len() as u64, u64::from(limits.max_model_len));
+        let total = prompt + u64::from(spec.max_new_tokens);
+        if prompt == 0 {
+            return Err(Refusal::EmptyPrompt);
+        }
+        if prompt >= most {
+            return Err(Refusal::PromptTooLong { most: most - 1, got: prompt });
+        }
+        if spec.max_new_tokens == 0 {
+            return Err(Refusal::NothingToGenerate);
+        }
+        let pool = u64::from(limits.num_blocks) * u64::from(limits.block_size);
+        let never_fits =
+            |got| Refusal::NeverFits { most: pool, got, blocks: limits.num_blocks, block_size: limits.block_size };
+        if prompt > pool {
+            return Err(never_fits(prompt));
+        }
+        if total > most {
+            let max_new_tokens = spec.max_new_tokens.into();
+            return Err(Refusal::TotalTooLong { prompt, max_new_tokens, most, got: total });
+        }
+        if total - 1 > pool {
+            return Err(never_fits(total - 1));
+        }
+        token_ids_exist("prompt", &spec.prompt, limits.vocab_size)?;
+        token_ids_exist("stop_token_ids", &spec.stop_token_ids, limits.vocab_size)?;
+        if let Some(got) = spec.pinned.filter(|dp_rank| dp_rank.index() >= self.ranks.len()) {
+            return Err(Refusal::UnknownRank { ranks: self.ranks.len() as u64, got });
+        }
+        if self.requests.find(spec.id).is_some() {
+            return Err(Refusal::DuplicateId { id: spec.id });
+        }
+        self.queue_has_room(prompt)
+    }
+
+    /// Requests that free seats can take at once do not count as waiting.
+    fn queue_has_room(&self, prompt: u64) -> Result<(), Refusal> {
+        let limits = self.config.queue;
+        let open = self.ranks.iter().filter(|rank| rank.available);
+        let seats_free = open.map(|rank| self.config.limits.max_num_seqs as usize - rank.running.len()).sum::<usize>();
+        let waiting = self.queue.len().saturating_sub(seats_free) as u64;
+        if self.queue.len() < seats_free {
+            return Ok(());
+        }
+        if let Some(most) = limits.requests.map(u64::from)
+            && waiting >= most
+        {
+            return Err(Refusal::QueueFullRequests { most, waiting });
+        }
+        if let Some(most) = limits.tokens {
+            let starting = self.queue.iter().take(seats_free).map(|slot| u64::from(self.requests[slot].known()));
+            let waiting = self.queue.tokens() - starting.sum::<u64>();
+            if waiting + prompt > most {
+                return Err(Refusal::QueueFullTokens { most, waiting, got: prompt });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn token_ids_exist(field: &'static str, token_ids: &[u32], vocab_size: u32) -> Result<(), Refusal> {
+    match token_ids.iter().enumerate().find(|(_, token)| **token >= vocab_size) {
+        Some((index, got)) => Err(Refusal::TokenId { field, index: index as u64, vocab_size, got: *got }),
+        None => Ok(()),
+    }
+}

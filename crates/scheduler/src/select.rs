@@ -1,0 +1,185 @@
+//! Which running requests of a rank get a row, and how long it is: decode rows first; under a budget that is too small
+//! for all, whoever waited longest. Allocates the blocks, and preempts where that lets an older request go on.
+
+use paceline_plan::WorkerLimits;
+
+use crate::HeldReason;
+use crate::RequestId;
+use crate::queue::Queue;
+use crate::rank::Rank;
+use crate::request::{Request, Requests, Slot};
+
+/// A row in the making.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Selected {
+    pub(crate) slot: Slot,
+    pub(crate) is_decode: bool,
+    /// Tokens of a prompt row's chunk; 1 in a decode row.
+    pub(crate) tokens: u32,
+    /// Real drafts of a decode row.
+    pub(crate) drafts: u32,
+    /// What it took of the token budget.
+    cost: u32,
+}
+
+/// A rank's rows in the making, decode rows in the order in which they may be held.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Selection {
+    pub(crate) rows: Vec<Selected>,
+    pub(crate) budget_left: u32,
+    pub(crate) started: Vec<RequestId>,
+    pub(crate) held: Vec<(RequestId, HeldReason)>,
+    pub(crate) preempted: Vec<RequestId>,
+    pub(crate) drafts_trimmed: u32,
+}
+
+/// What selection works on: one rank, and the tables that preemption touches.
+pub(crate) struct Selector<'a> {
+    pub(crate) rank: &'a mut Rank,
+    pub(crate) requests: &'a mut Requests,
+    pub(crate) queue: &'a mut Queue,
+    pub(crate) limits: &'a WorkerLimits,
+    /// k.
+    pub(crate) k: u32,
+}
+
+impl Selector<'_> {
+    /// Rows for the requests that run on this rank.
+    pub(crate) fn select(mut self) -> Selection {
+        let budget_left = self.limits.max_num_batched_tokens;
+        let mut selection = Selection { budget_left, ..Selection::default() };
+        for slot in self.order() {
+            self.select_one(slot, &mut selection);
+        }
+        self.add_drafts(&mut selection);
+        self.grow_chunks(&mut selection);
+        selection
+    }
+
+    /// A decode row costs Q, a prompt row at least as much, or what it has left.
+    fn least_cost(&self, request: &Request) -> u32 {
+        let seated = request.on_seat();
+        if seated.is_prompt() { seated.prompt_left().min(self.k + 1) } else { self.k + 1 }
+    }
+
+    /// Whoever waited longest first; when the budget is enough for all, decode rows before prompt rows.
+    fn order(&self) -> Vec<Slot> {
+        let cost: u64 = self.rank.running.iter().map(|slot| u64::from(self.least_cost(&self.requests[*slot]))).sum();
+        let is_enough = cost <= self.limits.max_num_batched_tokens.into();
+        let mut order = self.rank.running.clone();
+        order.sort_by_key(|slot| {
+            let request = &self.requests[*slot];
+            let seated = request.on_seat();
+            (is_enough && seated.is_prompt(), seated.last_run, request.standing())
+        });
+        order
+    }
+
+    fn select_one(&mut self, slot: Slot, selection: &mut Selection) {
+        let request = &self.requests[slot];
+        let Some(seated) = request.seated() else { return };
+        let (id, is_decode) = (request.id, !seated.is_prompt());
+        let cost = self.least_cost(request);
+        if cost > selection.budget_left {
+            selection.held.push((id, HeldReason::Budget));
+            return;
+        }
+        let wanted = if is_decode { 1 } else { cost };
+        let tokens = self.secure(slot, wanted, selection);
+        if tokens == 0 {
+            selection.held.push((id, HeldReason::Blocks));
+            return;
+        }
+        let cost = if is_decode { cost } else { tokens };
+        selection.budget_left -= cost;
+        selection.rows.push(Selected { slot, is_decode, tokens, drafts: 0, cost });
+    }
+
+    /// Blocks for up to `wanted` more tokens; how many they hold. Fewer rather than a preemption; one token is worth
+    /// a preemption when that is certain to make it fit.
+    fn secure(&mut self, slot: Slot, wanted: u32, selection: &mut Selection) -> u32 {
+        if self.fitting(slot, self.rank.blocks.free()) == 0 && !self.preempt_for(slot, selection) {
+            return 0;
+        }
+        let tokens = wanted.min(self.fitting(slot, self.rank.blocks.free()));
+        self.allocate(slot, tokens);
+        tokens
+    }
+
+    /// Tokens after the computed ones that the held blocks and `more` others hold.
+    fn fitting(&self, slot: Slot, more: u32) -> u32 {
+        let seated = self.requests[slot].on_seat();
+        (seated.blocks.len() as u32 + more) * self.limits.block_size - seated.computed
+    }
+
+    fn allocate(&mut self, slot: Slot, tokens: u32) {
+        let seated = self.requests[slot].on_seat_mut();
+        let needed = self.limits.blocks_for(seated.computed + tokens);
+        let lack = needed.saturating_sub(seated.blocks.len() as u32);
+        if lack > 0 {
+            self.rank.blocks.take(lack, &mut seated.blocks);
+        }
+    }
+
+    /// Sends the request of lowest standing back to the queue, unless `slot` itself is that: its blocks make room for
+    /// at least one token of `slot`, so nobody is evicted for nothing.
+    fn preempt_for(&mut self, slot: Slot, selection: &mut Selection) -> bool {
+        let standing = self.requests[slot].standing();
+        let victims = self.rank.running.iter().copied().filter(|victim| self.requests[*victim].standing() > standing);
+        let holding = victims.filter(|victim| !self.requests[*victim].on_seat().blocks.is_empty());
+        let Some(victim) = holding.max_by_key(|victim| self.requests[*victim].standing()) else { return false };
+        if let Some(index) = selection.rows.iter().position(|row| row.slot == victim) {
+            selection.budget_left += selection.rows.remove(index).cost;
+        }
+        let id = self.requests[victim].id;
+        selection.held.retain(|(other, _)| *other != id);
+        selection.preempted.push(id);
+        self.rank.preempt(victim, self.requests, self.queue);
+        true
+    }
+
+    /// Rule 9, with the blocks that nobody else needs.
+    fn add_drafts(&mut self, selection: &mut Selection) {
+        let promised = self.rank.blocks_promised(self.requests, self.limits);
+        let longest = self.limits.max_model_len;
+        for row in selection.rows.iter_mut().filter(|row| row.is_decode) {
+            let request = &self.requests[row.slot];
+            let allowed = self.k.min(longest - request.known() - 1).min(request.left() - 1);
+            let wanted = request.on_seat().proposed.min(allowed);
+            let spare = self.rank.blocks.free().saturating_sub(promised);
+            row.drafts = wanted.min(self.fitting(row.slot, spare) - 1);
+            selection.drafts_trimmed += wanted - row.drafts;
+            self.allocate(row.slot, 1 + row.drafts);
+        }
+    }
+
+    /// The rest of the budget goes to prompt rows, in order of standing.
+    fn grow_chunks(&mut self, selection: &mut Selection) {
+        let mut prompts: Vec<usize> =
+            (0..selection.rows.len()).filter(|index| !selection.rows[*index].is_decode).collect();
+        prompts.sort_by_key(|index| self.requests[selection.rows[*index].slot].standing());
+        for index in prompts {
+            let Selected { slot, tokens, .. } = selection.rows[index];
+            let left = self.requests[slot].on_seat().prompt_left() - tokens;
+            let fitting = self.fitting(slot, self.rank.blocks.free()) - tokens;
+            let more = left.min(selection.budget_left).min(fitting);
+            self.allocate(slot, tokens + more);
+            selection.budget_left -= more;
+            selection.rows[index].tokens += more;
+            selection.rows[index].cost += more;
+        }
+    }
+
+    /// Starts a request on this rank with a first chunk of what the budget leaves. Its place in the queue goes.
+    pub(crate) fn start(self, slot: Slot, tick: u64, selection: &mut Selection) {
+        let request = &mut self.requests[slot];
+        self.queue.remove(request);
+        self.rank.seat(slot, request, tick);
+        let seated = request.on_seat_mut();
+        let tokens = seated.prompt_end.min(selection.budget_left);
+        self.rank.blocks.take(self.limits.blocks_for(tokens), &mut seated.blocks);
+        selection.budget_left -= tokens;
+        selection.started.push(request.id);
+        selection.rows.push(Selected { slot, is_decode: false, tokens, drafts: 0, cost: tokens });
+    }
+}

@@ -1,0 +1,241 @@
+//! The shape of a step: how many drafts are verified, which passes run, in which mode, and how large they are padded.
+//! The only place where a padded number is computed.
+//!
+//! It sees what the ranks want to run, decides once for all of them, and knows neither requests nor blocks.
+
+use paceline_plan::{Pass, PassKind, QueryLen, RankLoad, Rows, RowsPadded, Shape, Tokens, TokensPadded};
+
+use crate::{Config, Drafter, PaddingCounters, ShapeConfig, ShapeReason};
+
+/// What shapes are decided by, fixed for the life of a scheduler.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShapeRules {
+    shapes: ShapeConfig,
+    k: u32,
+    /// Going up; the last is `k`.
+    k_verify_values: Vec<u32>,
+    drafter: Drafter,
+}
+
+/// What one rank wants to run in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Decode rows.
+    pub decode_rows: u32,
+    /// Real drafts of all decode rows together.
+    pub drafts: u32,
+    /// Real drafts of the row that has most.
+    pub drafts_max: u32,
+    /// Prompt rows, recomputed ones too.
+    pub prompt_rows: u32,
+    /// Their tokens.
+    pub prompt_tokens: u32,
+    /// Those of them that end what is known, so that they give a token and decode next.
+    pub sampled_prompt_rows: u32,
+}
+
+impl Demand {
+    /// All rows.
+    pub const fn rows(&self) -> u32 {
+        self.decode_rows + self.prompt_rows
+    }
+
+    /// All tokens outside FULL: no placeholders.
+    pub const fn tokens(&self) -> u32 {
+        self.decode_rows + self.drafts + self.prompt_tokens
+    }
+}
+
+/// The decisions of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// Drafts verified; `Q = 1 + k_verify`.
+    pub k_verify: u32,
+    /// Drafts proposed for the next step.
+    pub k_draft: u32,
+    /// The forwards, in order.
+    pub passes: Vec<Pass>,
+    /// Decode rows that each rank runs; its others are held (rule 5).
+    pub decode_rows_run: Vec<u32>,
+    /// Why the target pass has its mode and size.
+    pub reason: ShapeReason,
+}
+
+impl Decision {
+    /// True when every row of the target pass is exactly Q long.
+    pub fn is_full(&self) -> bool {
+        matches!(self.passes[0].shape(), Shape::Full { .. })
+    }
+
+    /// Verify width: Q.
+    pub const fn query_len(&self) -> QueryLen {
+        QueryLen::verifying(self.k_verify)
+    }
+}
+
+impl ShapeRules {
+    /// The shape rules of a configuration.
+    pub fn new(config: &Config) -> Self {
+        Self {
+            shapes: config.shapes.clone(),
+            k: config.k,
+            k_verify_values: config.k_verify_sorted(),
+            drafter: config.drafter,
+        }
+    }
+
+    /// Largest verify width: what a decode row costs of the token budget.
+    pub const fn query_len_max(&self) -> u32 {
+        self.k + 1
+    }
+
+    /// The least allowed `k_verify` that covers the step's drafts.
+    fn k_verify(&self, demands: &[Demand]) -> u32 {
+        let drafts_max = demands.iter().map(|demand| demand.drafts_max).max().unwrap_or(0);
+        *self.k_verify_values.iter().find(|value| **value >= drafts_max).expect("no row has more than k drafts")
+    }
+
+    /// Mode and size of the target pass, why, and the most decode rows of a rank.
+    fn target(&self, query_len: u32, demands: &[Demand]) -> (Shape, ShapeReason, u32) {
+        let ladder = self.shapes.rows(query_len);
+        let (largest, rows_max) = largest_by(demands, |demand| demand.decode_rows);
+        let reason = if !self.shapes.full {
+            ShapeReason::EagerOnly
+        } else if let Some(index) = demands.iter().position(|demand| demand.prompt_rows > 0) {
+            ShapeReason::PromptRow { index }
+        } else if let Some(top) = ladder.last().copied() {
+            if let Some(entry) = covering(ladder, rows_max) {
+                return (full(query_len, entry), ShapeReason::Covered { rows: rows_max, entry }, rows_max);
+            }
+            // EAGER slows the rows of every rank; holding delays the rows that are too many. The fewer decide.
+            let held: u32 = demands.iter().map(|demand| demand.decode_rows.saturating_sub(top)).sum();
+            let fitting: u32 = demands.iter().map(|demand| demand.decode_rows).filter(|rows| *rows <= top).sum();
+            if held < fitting {
+                return (full(query_len, top), ShapeReason::Held { rows: held, fitting, entry: top }, top);
+            }
+            ShapeReason::PastLadder { index: largest, rows: rows_max, entry: top }
+        } else {
+            ShapeReason::NoLadder { query_len }
+        };
+        let tokens = |demand: &Demand| if demand.rows() == 0 { query_len } else { demand.tokens() };
+        let (_, tokens_max) = largest_by(demands, tokens);
+        (self.not_full(query_len, tokens_max), reason, u32::MAX)
+    }
+
+    fn not_full(&self, query_len: u32, tokens_max: u32) -> Shape {
+        let entry = if self.shapes.full { covering(self.shapes.tokens(query_len), tokens_max) } else { None };
+        entry.map_or(Shape::Eager, |tokens| Shape::Piecewise { tokens_padded: TokensPadded::new(tokens) })
+    }
+
+    /// Mode and size of a single pass, whose rows are one token each.
+    fn single(&self, loads: &[RankLoad]) -> Shape {
+        let rows_max = loads.iter().map(|load| load.rows_run()).max().unwrap_or(0);
+        let entry = if self.shapes.full { covering(self.shapes.rows(1), rows_max) } else { None };
+        entry.map_or_else(|| self.not_full(1, rows_max), |entry| full(1, entry))
+    }
+}
+
+/// Decides the shape of a step; nothing when no rank has a row (rule 1).
+///
+/// # Panics
+/// When the decision breaks a rule: a fault of this module.
+pub fn decide(rules: &ShapeRules, demands: &[Demand]) -> Option<Decision> {
+    if demands.iter().all(|demand| demand.rows() == 0) {
+        return None;
+    }
+    let k_verify = rules.k_verify(demands);
+    let query_len = QueryLen::verifying(k_verify);
+    let (shape, reason, rows_most) = rules.target(query_len.get(), demands);
+    let is_full = matches!(shape, Shape::Full { .. });
+    let decode_rows_run: Vec<u32> = demands.iter().map(|demand| demand.decode_rows.min(rows_most)).collect();
+    let loads: Vec<RankLoad> = demands
+        .iter()
+        .zip(&decode_rows_run)
+        .map(|(demand, decode_rows)| {
+            let rows = Rows::new(decode_rows + demand.prompt_rows);
+            let tokens = if is_full { rows.uniform_tokens(query_len) } else { Tokens::new(demand.tokens()) };
+            if rows == Rows::ZERO { RankLoad::Dummy { query_len } } else { RankLoad::Real { rows, tokens } }
+        })
+        .collect();
+    let sampled = demands.iter().zip(&decode_rows_run).map(|(demand, rows)| rows + demand.sampled_prompt_rows);
+    let sampled: Vec<u32> = sampled.collect();
+    let proposes = rules.drafter != Drafter::None && sampled.iter().any(|rows| *rows > 0);
+    let k_draft = if proposes { rules.k } else { 0 };
+    let passes = passes(rules, shape, loads, &sampled, k_draft);
+    Some(Decision { k_verify, k_draft, passes, decode_rows_run, reason })
+}
+
+/// The target; with a draft model the extend pass over the same rows, then one single pass for each further draft.
+fn passes(rules: &ShapeRules, shape: Shape, loads: Vec<RankLoad>, sampled: &[u32], k_draft: u32) -> Vec<Pass> {
+    let pass = |kind, shape, loads| {
+        Pass::new(kind, shape, loads).unwrap_or_else(|error| panic!("a pass of the scheduler's own: {error}"))
+    };
+    if rules.drafter != Drafter::Model {
+        return vec![pass(PassKind::Target, shape, loads)];
+    }
+    let mut passes = vec![pass(PassKind::Target, shape, loads.clone()), pass(PassKind::Extend, shape, loads)];
+    let single_loads: Vec<RankLoad> = sampled
+        .iter()
+        .map(|rows| match *rows {
+            0 => RankLoad::Dummy { query_len: QueryLen::ONE },
+            rows => RankLoad::Real { rows: Rows::new(rows), tokens: Tokens::new(rows) },
+        })
+        .collect();
+    let shape = rules.single(&single_loads);
+    passes.extend((2..=k_draft).map(|index| pass(PassKind::Single { index }, shape, single_loads.clone())));
+    passes
+}
+
+/// What a rank's kernels were given in the target pass beyond `real_tokens`, by cause.
+///
+/// # Panics
+/// When the causes do not add up: a fault of this module.
+pub fn padding(rules: &ShapeRules, decision: &Decision, index: usize, real_tokens: u32) -> PaddingCounters {
+    let pass = &decision.passes[0];
+    let load = pass.loads()[index];
+    let padded = pass.tokens_padded().get();
+    let run = load.tokens_run();
+    let query_len = decision.query_len().get();
+    let mut causes = PaddingCounters::default();
+    match load {
+        RankLoad::Dummy { .. } => causes.idle_dummy = run.into(),
+        RankLoad::Real { .. } => causes.placeholders = u64::from(run - real_tokens),
+    }
+    // What the rank would have been padded to alone; the rest is for the sake of the largest rank.
+    let alone = match pass.shape() {
+        Shape::Full { .. } => {
+            let rows = covering(rules.shapes.rows(query_len), load.rows_run());
+            let alone = rows.map_or(padded, |rows| RowsPadded::new(rows).uniform_tokens(decision.query_len()).get());
+            causes.row_ladder = u64::from(alone - run);
+            alone
+        }
+        Shape::Piecewise { .. } => {
+            let alone = covering(rules.shapes.tokens(query_len), run).unwrap_or(padded);
+            causes.token_ladder = u64::from(alone - run);
+            alone
+        }
+        Shape::Eager => run,
+    };
+    causes.group_alignment = u64::from(padded - alone);
+    assert_eq!(u64::from(real_tokens) + causes.total(), u64::from(padded), "padding by cause adds up");
+    causes
+}
+
+fn full(query_len: u32, rows: u32) -> Shape {
+    Shape::Full { query_len: QueryLen::verifying(query_len - 1), rows_padded: RowsPadded::new(rows) }
+}
+
+/// The smallest entry that covers `count`.
+fn covering(ladder: &[u32], count: u32) -> Option<u32> {
+    ladder.get(ladder.partition_point(|entry| *entry < count)).copied()
+}
+
+/// The first rank with the largest value, and the value.
+fn largest_by(demands: &[Demand], value: impl Fn(&Demand) -> u32) -> (usize, u32) {
+    demands.iter().map(value).enumerate().fold(
+        (0, 0),
+        |best, (index, value)| {
+            if value > best.1 { (index, value) } else { best }
+        },
+    )
+}
