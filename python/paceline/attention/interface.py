@@ -16,7 +16,8 @@ class AttentionBatch:
     """One pass as attention sees it: both counts padded (FULL) or both real, never one of each.
 
     `query_start_loc` int32 `[rows + 1]`; `kv_lens` int32 `[rows]`, this pass's tokens included; `block_table` int32
-    `[rows, width]`; `slots` int64 `[tokens]`, -1 where nothing may be written. `uniform_query_len` is q in FULL, else 0.
+    `[rows, width]`; `slots` int64, one for each token that the network runs (padding of the inputs included), -1 where
+    nothing may be written. `uniform_query_len` is q in FULL, else 0.
     """
 
     rows: int

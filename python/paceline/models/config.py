@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import UsageError
 
-class ConfigError(Exception):
+
+class ConfigError(UsageError):
     """A `config.json` that is missing, broken, or asks for something Paceline does not run."""
 
 

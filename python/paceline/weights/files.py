@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from paceline.errors import UsageError
+
 _INDEX = "model.safetensors.index.json"
 
 
-class CheckpointError(Exception):
+class CheckpointError(UsageError):
     """A checkpoint folder that lacks a file or whose files do not agree."""
 
 

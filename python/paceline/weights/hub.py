@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from paceline.errors import UsageError
 from paceline.weights.files import CheckpointError, check_folder
 
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 
 
-class HubError(Exception):
+class HubError(UsageError):
     """The hub has no such model, or cannot be reached."""
 
 

@@ -11,13 +11,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from paceline.errors import UsageError
 from paceline.weights.files import shard_paths
 
 # Buffers that old checkpoints saved beside the weights; they are computed here.
 _COMPUTED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")
 
 
-class WeightsError(Exception):
+class WeightsError(UsageError):
     """A tensor that is missing, of another shape than the config says, or that nothing uses."""
 
 

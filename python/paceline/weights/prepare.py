@@ -14,12 +14,12 @@ import signal
 import sys
 from pathlib import Path
 
-from paceline.models.config import ConfigError, load_model_config
-from paceline.weights.demo import MODEL_NAME, DemoError, default_cache, prepare_demo
+from paceline.errors import EXIT_USAGE, UsageError
+from paceline.models.config import load_model_config
+from paceline.weights.demo import MODEL_NAME, default_cache, prepare_demo
 from paceline.weights.files import CheckpointError, check_folder
-from paceline.weights.hub import HubError, resolve_hub_name
+from paceline.weights.hub import resolve_hub_name
 
-EXIT_USAGE = 64
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         path, name = _resolve(options.model, options.cache_dir)
         check_folder(path)
         load_model_config(path)
-    except (CheckpointError, ConfigError, DemoError, HubError) as error:
+    except UsageError as error:
         print(f"paceline: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:

@@ -1,0 +1,159 @@
+"""What the model thread does with each message: load and warm up, form groups, execute plans, refuse.
+
+The first refusal of an epoch is its last act: the process groups are closed at once, which frees peers that have
+launched, and nothing more runs until the daemon ends this worker (rule 13).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from paceline._core import PlanRefused
+from paceline.attention.contracts import Contract
+from paceline.v1.worker_pb2 import (
+    AttentionContract,
+    BindStore,
+    ControlFromWorker,
+    Form,
+    Formed,
+    Loaded,
+    Progress,
+    Refused,
+    Reply,
+    StepEnvelope,
+    StepFromWorker,
+    StoreBound,
+    Welcome,
+    WorkerSettings,
+)
+from paceline.worker.checks import LaunchRefusedError
+from paceline.worker.load import load
+from paceline.worker.lockstep import PeerLostError, ProcessGroups
+from paceline.worker.pulse import Pulse
+from paceline.worker.runner import Runner
+
+
+class Outlet(Protocol):
+    """Where messages and lines for people go."""
+
+    def log(self, text: str) -> None:
+        """One line for people."""
+
+    def send_control(self, message: ControlFromWorker) -> None:
+        """Send on the Control stream."""
+
+    def send_step(self, message: StepFromWorker) -> None:
+        """Send on the Steps stream."""
+
+
+class Execution:
+    """A loaded model and the messages that it obeys. Used by the model thread only."""
+
+    def __init__(self, outlet: Outlet, pulse: Pulse, dp_rank: int, folder: Path, welcome: Welcome, threads: int) -> None:
+        """Load the model in `folder`, warm up every kind of step, and report `Loaded`."""
+        self._outlet = outlet
+        self._pulse = pulse
+        self._groups = ProcessGroups()
+        self._epoch: int | None = None
+        settings = welcome.settings
+        torch.set_num_threads(threads)
+        started = time.monotonic()
+        loaded = load(folder, dp_rank, welcome, self._progress)
+        self._runner = Runner(loaded, self._groups, pulse, dp_rank=dp_rank, is_lockstep=settings.lockstep)
+        self._warm_up(settings)
+        contract = loaded.backend.contract
+        self._outlet.log(
+            f"loaded in {time.monotonic() - started:.1f} s: {settings.dtype} on {threads} threads, "
+            f"{loaded.num_blocks} KV blocks of {settings.block_size}, attention contract {contract.name}"
+        )
+        self._outlet.send_control(
+            ControlFromWorker(
+                loaded=Loaded(
+                    num_blocks=loaded.num_blocks,
+                    row_capacity=_row_capacity(settings, contract),
+                    vocab_size=loaded.limits.vocab_size,
+                    attention_contract=_wire_contract(contract, settings),
+                )
+            )
+        )
+
+    def handle(self, message: BindStore | Form | StepEnvelope) -> None:
+        """Obey one message."""
+        if isinstance(message, BindStore):
+            host, port = self._groups.bind_store(message.epoch)
+            self._outlet.send_control(ControlFromWorker(store_bound=StoreBound(epoch=message.epoch, host=host, port=port)))
+        elif isinstance(message, Form):
+            self._groups.form(message.epoch, message.host, message.port, message.world_size, message.world_rank)
+            self._runner.reset(message.epoch)
+            self._epoch = message.epoch
+            self._outlet.send_control(ControlFromWorker(formed=Formed(epoch=message.epoch)))
+        else:
+            self._step(message)
+
+    def _step(self, envelope: StepEnvelope) -> None:
+        if self._epoch is None:
+            # Refused before, or not formed: nothing may be launched.
+            return
+        try:
+            body = self._runner.execute(envelope)
+        except (PlanRefused, LaunchRefusedError) as refusal:
+            self._refuse(envelope, refusal)
+            return
+        except PeerLostError as lost:
+            # The peer's own refusal or loss says why; this rank only stops.
+            self._epoch = None
+            self._groups.close()
+            self._outlet.log(f"step {envelope.step}: {lost}; waiting for the daemon")
+            return
+        reply = Reply(group=envelope.group, epoch=envelope.epoch, step=envelope.step, digest=envelope.digest, body=body)
+        self._outlet.send_step(StepFromWorker(reply=reply))
+        self._pulse.phase = "replied"
+
+    def _refuse(self, envelope: StepEnvelope, refusal: PlanRefused | LaunchRefusedError) -> None:
+        self._epoch = None
+        refused = Refused(
+            group=envelope.group,
+            epoch=envelope.epoch,
+            step=envelope.step,
+            rule=refusal.rule,
+            field=refusal.field,
+            expected=refusal.expected,
+            got=refusal.got,
+            message=str(refusal),
+        )
+        self._outlet.send_step(StepFromWorker(refused=refused))
+        self._groups.close()
+        self._outlet.log(f"refused: {refusal}")
+
+    def _warm_up(self, settings: WorkerSettings) -> None:
+        """Run every kind of step once, so that no request pays for a first time (rule 8)."""
+        ladders = {ladder.query_len: list(ladder.rows) for ladder in settings.row_ladders}
+        for query_len, rows in ladders.items():
+            for row_count in {min(rows), max(rows)} if rows else ():
+                self._runner.warm_up(query_len, row_count, is_full=True)
+        for query_len in {1, *ladders}:
+            self._runner.warm_up(query_len, 1, is_full=False)
+        self._progress("warming up", 1, 1)
+
+    def _progress(self, stage: str, done: int, total: int) -> None:
+        self._outlet.send_control(ControlFromWorker(progress=Progress(stage=stage, done=done, total=total)))
+
+
+def _row_capacity(settings: WorkerSettings, contract: Contract) -> int:
+    return min(settings.row_capacity, contract.row_capacity or settings.row_capacity)
+
+
+def _wire_contract(contract: Contract, settings: WorkerSettings) -> AttentionContract:
+    return AttentionContract(
+        name=contract.name,
+        ragged_query_lens=contract.ragged_query_lens,
+        uniform_query_len_max=contract.uniform_query_len_max,
+        block_sizes=contract.block_sizes,
+        table_alignment=contract.table_alignment,
+        lengths_known=contract.lengths_known,
+        row_capacity=_row_capacity(settings, contract),
+    )

@@ -1,0 +1,161 @@
+"""From the daemon's settings to a model that is ready to run: weights, KV pool, backend, arrays, core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from paceline._core import WorkerCore
+from paceline.attention.contracts import Contract, check_backend, find_contract, static_faults
+from paceline.attention.kv_cache import KvCache, block_bytes
+from paceline.attention.reference import ReferenceAttention
+from paceline.errors import UsageError
+from paceline.models.config import ModelConfig, load_model_config
+from paceline.models.llama import LlamaForCausalLM
+from paceline.models.registry import build_model
+from paceline.v1.worker_pb2 import Welcome, WorkerSettings
+from paceline.weights.loader import WeightReader
+from paceline.worker.arrays import StepArrays
+from paceline.worker.checks import LaunchLimits
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DRAFTERS = ("", "none", "ngram")
+
+OnProgress = Callable[[str, int, int], None]
+
+
+class UnusableSettingsError(UsageError):
+    """Settings that this worker cannot run with; one clear line."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """All that a step needs. `num_blocks` does not count the null block."""
+
+    model: LlamaForCausalLM
+    backend: ReferenceAttention
+    core: WorkerCore
+    arrays: StepArrays
+    limits: LaunchLimits
+    num_blocks: int
+
+
+def load(folder: Path, dp_rank: int, welcome: Welcome, on_progress: OnProgress) -> LoadedModel:
+    """Load the checkpoint in `folder` under the daemon's settings.
+
+    `on_progress` is told a stage, what is done and the total. Raises `UnusableSettingsError`, or the errors of config
+    and weights.
+    """
+    settings = welcome.settings
+    config = load_model_config(folder)
+    contract = check_settings(settings, config)
+    dtype = _DTYPES[settings.dtype]
+    num_blocks = kv_block_count(settings, config, dtype)
+    on_progress("allocating KV cache", 0, 1)
+    cache = KvCache(
+        layer_count=config.layer_count,
+        block_count=num_blocks + 1,
+        block_size=settings.block_size,
+        kv_head_count=config.kv_head_count,
+        head_size=config.head_size,
+        dtype=dtype,
+        device=torch.device(settings.device),
+    )
+    model = _read_weights(folder, config, settings, dtype, f"dp{dp_rank}", on_progress)
+    core = WorkerCore(
+        dp_rank=dp_rank,
+        group_ranks=list(welcome.group_dp_ranks),
+        seats=settings.seats,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        num_blocks=num_blocks,
+        table_width=settings.table_width,
+        row_capacity=settings.row_capacity,
+        token_capacity=settings.token_capacity,
+        k_max=settings.k_max,
+        vocab_size=config.vocab_size,
+    )
+    arrays = StepArrays.allocate(
+        row_capacity=settings.row_capacity, token_capacity=settings.token_capacity, table_width=settings.table_width
+    )
+    limits = LaunchLimits(
+        max_model_len=settings.max_model_len,
+        k_max=settings.k_max,
+        block_size=settings.block_size,
+        block_count=num_blocks + 1,
+        vocab_size=config.vocab_size,
+    )
+    return LoadedModel(model, ReferenceAttention(cache, contract), core, arrays, limits, num_blocks)
+
+
+def check_settings(settings: WorkerSettings, config: ModelConfig) -> Contract:
+    """Refuse what this worker cannot run; gives the contract to declare. Raises `UnusableSettingsError`."""
+    if settings.dtype not in _DTYPES:
+        raise UnusableSettingsError(f"dtype {settings.dtype!r} is not supported; known are {', '.join(_DTYPES)}")
+    if settings.device != "cpu":
+        raise UnusableSettingsError(f"device {settings.device!r} is not supported, only 'cpu'")
+    if settings.tp_size > 1:
+        raise UnusableSettingsError(f"tensor parallel size {settings.tp_size} is not supported, only 1")
+    if settings.drafter not in _DRAFTERS:
+        raise UnusableSettingsError(f"drafter {settings.drafter!r} is not supported, only 'ngram'")
+    try:
+        check_backend(settings.attention_backend)
+        contract = find_contract(settings.attention_contract or settings.attention_backend)
+    except ValueError as error:
+        raise UnusableSettingsError(str(error)) from None
+    is_own_contract = contract.name == settings.attention_backend
+    faults = static_faults(
+        contract,
+        block_size=settings.block_size,
+        table_width=settings.table_width,
+        head_size=config.head_size if is_own_contract else 0,
+        query_len_max=1 + settings.k_max,
+    )
+    if faults:
+        raise UnusableSettingsError("; ".join(faults))
+    return contract
+
+
+def kv_block_count(settings: WorkerSettings, config: ModelConfig, dtype: torch.dtype) -> int:
+    """KV blocks without the null block: as configured, else what the memory holds, never more than could be used."""
+    if settings.num_blocks_override:
+        return settings.num_blocks_override
+    bytes_per_block = block_bytes(
+        layer_count=config.layer_count,
+        block_size=settings.block_size,
+        kv_head_count=config.kv_head_count,
+        head_size=config.head_size,
+        dtype=dtype,
+    )
+    # One block of the memory is the null block.
+    affordable = settings.kv_cache_memory_bytes // bytes_per_block - 1
+    if affordable < 1:
+        raise UnusableSettingsError(
+            f"the KV cache memory of {settings.kv_cache_memory_bytes} bytes holds no block: one takes {bytes_per_block} bytes, "
+            "and the null block one more"
+        )
+    blocks_per_row = -(-(settings.max_model_len + settings.k_max) // settings.block_size)
+    return int(min(affordable, settings.max_num_seqs * blocks_per_row))
+
+
+def _read_weights(
+    folder: Path, config: ModelConfig, settings: WorkerSettings, dtype: torch.dtype, name: str, on_progress: OnProgress
+) -> LlamaForCausalLM:
+    stage = "loading weights"
+    with tqdm(desc=f"{name}: {stage}", unit="tensor", leave=False, disable=None) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+            # Ten messages a load are enough for people.
+            if done * 10 // total != (done - 1) * 10 // total:
+                on_progress(stage, done, total)
+
+        with WeightReader(folder, dtype=dtype, device=settings.device, on_progress=report) as weights:
+            return build_model(config, weights, settings.max_model_len)

@@ -1,0 +1,232 @@
+"""The life of one worker process: join, load, meet its peers, execute plans, end.
+
+Five threads, so that none waits for another's work: the main thread waits for the end and for signals; one receives on
+Control, one on Steps; one sends heartbeats; one runs the model. The model thread takes everything that touches the
+model from one queue, in order. It holds no state that must survive: whatever ends a worker ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from paceline.errors import EXIT_USAGE, UsageError
+from paceline.v1 import PROTOCOL_HASH
+from paceline.v1.worker_pb2 import (
+    BindStore,
+    ControlFromWorker,
+    ControlToWorker,
+    Failure,
+    Form,
+    Heartbeat,
+    Hello,
+    Join,
+    StepEnvelope,
+    StepFromWorker,
+    StepToWorker,
+    Welcome,
+)
+from paceline.worker import wire
+from paceline.worker.connection import DaemonLostError, Stream
+from paceline.worker.identity import checkpoint_digest, tokenizer_digest
+from paceline.worker.pulse import Pulse
+from paceline.worker.threads import pin_this_thread, prepare_environment, thread_count
+
+if TYPE_CHECKING:
+    from paceline.worker.execution import Execution
+
+EXIT_CLEAN = 0
+EXIT_FAILED = 1
+# How long a message that says why a worker ends may take to leave.
+_LAST_WORDS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    daemon_address: str
+    join_token: str
+    dp_rank: int
+    tp_rank: int
+    model: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why the process ends, and its exit code."""
+
+    code: int
+    reason: str
+
+
+class Session:
+    """One worker, from its first message to its last. `run` is called once, on the main thread."""
+
+    def __init__(self, options: Options) -> None:
+        """Keep the options; nothing is opened yet."""
+        self._options = options
+        self._incarnation = uuid.uuid4().hex[:16]
+        self._pulse = Pulse()
+        self._work: SimpleQueue[Welcome | BindStore | Form | StepEnvelope] = SimpleQueue()
+        self._endings: SimpleQueue[Ending] = SimpleQueue()
+        self._control: Stream[ControlFromWorker, ControlToWorker]
+        self._steps: Stream[StepFromWorker, StepToWorker]
+        self._control_ended = threading.Event()
+
+    def run(self) -> int:
+        """Live until the daemon says stop, is lost, or something fails; the exit code."""
+        # SIGINT reaches the whole foreground group: whether it ends the workers is the daemon's decision.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, frame: self._end(EXIT_CLEAN, "SIGTERM"))
+        try:
+            join = self._introduce()
+            self._control = Stream(self._options.daemon_address, lambda stub, sent: stub.Control(sent))
+            self._control.send(ControlFromWorker(join=join))
+            self._steps = Stream(self._options.daemon_address, lambda stub, sent: stub.Steps(sent))
+        except (UsageError, OSError) as error:
+            return self._report(Ending(EXIT_USAGE, str(error)))
+        except DaemonLostError as error:
+            return self._report(Ending(EXIT_FAILED, str(error)))
+        self._start("model", self._run_model)
+        self._start("control", self._receive_control)
+        ending = self._endings.get()
+        code = self._report(ending)
+        self._control.close()
+        self._steps.close()
+        return code
+
+    def log(self, text: str) -> None:
+        """One line for people."""
+        print(f"dp{self._options.dp_rank}: {text}", file=sys.stderr, flush=True)
+
+    def send_control(self, message: ControlFromWorker) -> None:
+        """Send on the Control stream."""
+        self._control.send(message)
+
+    def send_step(self, message: StepFromWorker) -> None:
+        """Send on the Steps stream."""
+        self._steps.send(message)
+
+    def _introduce(self) -> Join:
+        options = self._options
+        return Join(
+            join_token=options.join_token,
+            dp_rank=options.dp_rank,
+            tp_rank=options.tp_rank,
+            incarnation=self._incarnation,
+            protocol_hash=PROTOCOL_HASH,
+            checkpoint_digest=checkpoint_digest(options.model),
+            tokenizer_digest=tokenizer_digest(options.model),
+            process_id=os.getpid(),
+        )
+
+    def _end(self, code: int, reason: str) -> None:
+        self._endings.put(Ending(code, reason))
+
+    def _report(self, ending: Ending) -> int:
+        self.log(f"ends: {' '.join(ending.reason.split())}")
+        return ending.code
+
+    def _start(self, name: str, body: Callable[[], None]) -> None:
+        threading.Thread(target=body, name=name, daemon=True).start()
+
+    def _receive_control(self) -> None:
+        try:
+            for message in self._control.receive():
+                kind = message.WhichOneof("message")
+                if kind == "welcome":
+                    self._admitted(message.welcome)
+                elif kind == "rejected":
+                    no = message.rejected
+                    self._end(EXIT_USAGE, f"the daemon refuses the join: {no.field}: expected {no.expected}, got {no.got}")
+                    return
+                elif kind == "bind_store":
+                    self._work.put(message.bind_store)
+                elif kind == "form":
+                    self._work.put(message.form)
+                elif kind == "stop":
+                    self._end(EXIT_CLEAN, message.stop.reason or "the daemon says stop")
+                    return
+                elif kind == "abort_epoch":
+                    # A pass that waits for a peer cannot be called back; a new incarnation is the way into a new epoch.
+                    self._end(EXIT_FAILED, f"the daemon aborts epoch {message.abort_epoch.epoch}")
+                    return
+        except DaemonLostError as error:
+            self._end(EXIT_FAILED, f"lost the daemon: {error}")
+        finally:
+            self._control_ended.set()
+
+    def _admitted(self, welcome: Welcome) -> None:
+        options = self._options
+        self.log(f"joined group {welcome.group} (dp_ranks {', '.join(map(str, welcome.group_dp_ranks))})")
+        hello = Hello(
+            join_token=options.join_token,
+            dp_rank=options.dp_rank,
+            tp_rank=options.tp_rank,
+            incarnation=self._incarnation,
+        )
+        self._steps.send(StepFromWorker(hello=hello))
+        self._start("steps", self._receive_steps)
+        self._start("heartbeat", self._beat)
+        self._work.put(welcome)
+
+    def _receive_steps(self) -> None:
+        try:
+            for message in self._steps.receive():
+                self._work.put(message.step)
+        except DaemonLostError as error:
+            self._end(EXIT_FAILED, f"lost the daemon: {error}")
+
+    def _beat(self) -> None:
+        interval_s = wire.HEARTBEAT_INTERVAL_MS / 1000
+        while True:
+            pulse = self._pulse
+            heartbeat = Heartbeat(step=pulse.step, pass_index=pulse.pass_index, phase=pulse.phase, collectives=pulse.collectives)
+            self.send_control(ControlFromWorker(heartbeat=heartbeat))
+            time.sleep(interval_s)
+
+    def _run_model(self) -> None:
+        """Body of the model thread."""
+        execution: Execution | None = None
+        try:
+            while True:
+                item = self._work.get()
+                if isinstance(item, Welcome):
+                    execution = self._load(item)
+                else:
+                    assert execution is not None, "the daemon sends nothing else before the welcome"
+                    execution.handle(item)
+        except Exception as error:
+            self._fail(error)
+
+    def _load(self, welcome: Welcome) -> Execution:
+        settings = welcome.settings
+        threads = thread_count(settings.threads, settings.dp_size)
+        pin_this_thread(self._options.dp_rank, settings.dp_size, threads)
+        prepare_environment(threads)
+        # Only now: torch takes seconds to import, and a worker that is refused needs none of it.
+        from paceline.worker.execution import Execution
+
+        return Execution(self, self._pulse, self._options.dp_rank, self._options.model, welcome, threads)
+
+    def _fail(self, error: Exception) -> None:
+        """Say what failed, to the daemon and to people, and end."""
+        is_usage = isinstance(error, UsageError)
+        if not is_usage:
+            traceback.print_exception(error)
+        message = str(error) if is_usage else f"{type(error).__name__}: {error}"
+        self.send_control(ControlFromWorker(failure=Failure(message=message)))
+        self._control.finish_sending()
+        self._control_ended.wait(_LAST_WORDS_S)
+        self._end(EXIT_USAGE if is_usage else EXIT_FAILED, message)
