@@ -2,8 +2,11 @@
 
 use crate::filter::{Filter, Kept, Scratch, key, key_logit, key_token};
 use crate::noise::{NOISE_MAX, NoiseSource, noise_bound_of_word, noise_of_word};
-use crate::scan::{Largest, largest};
+use crate::scan::{Largest, largest, token_id};
 use crate::{Error, SamplingParams, TokenLogprobs, token_logprobs};
+
+/// Tokens whose logits are compared before any noise is made.
+const CHUNK: usize = 256;
 
 /// Validated parameters of one request, ready to sample with.
 #[derive(Debug, Clone)]
@@ -175,14 +178,21 @@ impl Sampler {
         let score = self.filter.scaled(largest.logit) + noise.of(largest.token_id);
         let mut best = Best { score, token_id: largest.token_id };
         let mut reach = self.lowest_that_can_win(score).max(floor);
-        for (id, &logit) in (0..).zip(logits) {
-            if logit < reach {
-                continue;
+        let mut candidates = [0_usize; CHUNK];
+        for (chunk_index, chunk) in logits.chunks(CHUNK).enumerate() {
+            // Written without a branch, which would be mispredicted about half the time.
+            let mut count = 0;
+            for (offset, &logit) in chunk.iter().enumerate() {
+                candidates[count] = offset;
+                count += usize::from(logit >= reach);
             }
-            let (scaled, word) = (self.filter.scaled(logit), noise.word(id));
-            if scaled + noise_bound_of_word(word) >= best.score {
-                best.offer(scaled + noise_of_word(word), id);
-                reach = self.lowest_that_can_win(best.score).max(floor);
+            for &offset in &candidates[..count] {
+                let id = token_id(chunk_index * CHUNK + offset);
+                let (scaled, word) = (self.filter.scaled(chunk[offset]), noise.word(id));
+                if scaled + noise_bound_of_word(word) >= best.score {
+                    best.offer(scaled + noise_of_word(word), id);
+                    reach = self.lowest_that_can_win(best.score).max(floor);
+                }
             }
         }
         best.token_id
