@@ -57,3 +57,20 @@ pub(crate) fn sample(params: &SamplingParams, logits: &[f32], index: u64) -> u32
     }
     best.1
 }
+
+/// Prompt lookup length by length, newest occurrence first, one draft at a time.
+pub(crate) fn propose(history: &[u32], count: usize, longest: usize, shortest: usize) -> Vec<u32> {
+    for length in (shortest..=longest.min(history.len().saturating_sub(1))).rev() {
+        let suffix = &history[history.len() - length..];
+        for start in (0..history.len() - length).rev() {
+            if &history[start..start + length] == suffix {
+                let mut text = history.to_vec();
+                for step in 0..count {
+                    text.push(text[start + length + step]);
+                }
+                return text.split_off(history.len());
+            }
+        }
+    }
+    Vec::new()
+}

@@ -1,5 +1,6 @@
 //! Properties: the fast filters and the fast search equal the slow ones, and verification never changes the text.
 
+use paceline_sampling::ngram::{self, NgramLengths};
 use paceline_sampling::{Error, Produced, Sampler, SamplingParams, Scratch};
 use proptest::prelude::*;
 
@@ -83,6 +84,35 @@ proptest! {
         prop_assert_eq!(&emitted[1..], &expected[..=accepted]);
         prop_assert_eq!(&drafts[..accepted], &expected[..accepted]);
         prop_assert!(accepted == drafts.len() || drafts[accepted] != expected[accepted]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn drafts_are_those_of_the_plain_lookup(
+        history in prop::collection::vec(0_u32..4, 0..40),
+        count in 0_usize..6,
+        shortest in 1_usize..4,
+        more in 0_usize..4,
+    ) {
+        let lengths = NgramLengths { max: shortest + more, min: shortest };
+        let mut drafts = Vec::new();
+        ngram::propose(&history, count, lengths, &mut drafts);
+        prop_assert_eq!(drafts, naive::propose(&history, count, lengths.max, lengths.min));
+    }
+
+    #[test]
+    fn the_bytes_of_valid_parameters_read_back(params in params()) {
+        prop_assert_eq!(SamplingParams::from_bytes(&params.to_bytes()), Ok(params));
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        if let Ok(params) = SamplingParams::from_bytes(&bytes) {
+            prop_assert_eq!(params.validate(), Ok(()));
+        }
     }
 }
 
