@@ -1,41 +1,72 @@
-"""Fixtures for all tests: the daemon, and one summary of what the Rust tests counted."""
+"""Fixtures for all tests: the Rust build, the daemon, scripted workers, and one summary of what the Rust tests counted."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from support.daemon import Daemon
+from support.cargo import Build, build
+from support.daemon import Daemon, ScriptedWorker
+from support.logged import LoggedProcess
 
 RUST_COUNTS = pytest.StashKey[dict[str, int]]()
 """Tests that passed, by Rust package."""
 
 StartDaemon = Callable[..., Daemon]
+StartWorker = Callable[..., ScriptedWorker]
+
+
+@pytest.fixture(scope="session")
+def rust_build() -> Build:
+    """All programs of the workspace, built once."""
+    try:
+        return build()
+    except (RuntimeError, TimeoutError) as error:
+        pytest.fail(str(error), pytrace=False)
 
 
 @pytest.fixture
-def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
-    """A function that starts daemons; each is stopped at the end of the test and checked for leftovers."""
-    daemons: list[Daemon] = []
+def started() -> Iterator[list[LoggedProcess]]:
+    """Processes of this test; each is stopped at its end, the last started first, and checked for leftovers."""
+    processes: list[LoggedProcess] = []
+    yield processes
+    errors = []
+    for process in reversed(processes):
+        try:
+            process.stop()
+        except Exception as error:  # Every process is stopped, whatever another one did.
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("processes that did not end cleanly", errors)
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path, started: list[LoggedProcess]) -> StartDaemon:
+    """A function that starts `paceline serve` with the given arguments."""
 
     def start(
         *arguments: str | Path, environment: Mapping[str, str] | None = None, command: Sequence[str | Path] | None = None
     ) -> Daemon:
-        log_path = tmp_path / f"daemon{len(daemons)}.log"
         chosen = {} if command is None else {"command": command}
-        daemon = Daemon(arguments, log_path=log_path, environment=environment, **chosen)
-        daemons.append(daemon)
+        daemon = Daemon(arguments, log_path=tmp_path / f"daemon{len(started)}.log", environment=environment, **chosen)
+        started.append(daemon)
         return daemon
 
-    yield start
-    errors = []
-    for daemon in reversed(daemons):
-        try:
-            daemon.stop()
-        except Exception as error:  # Every daemon is stopped, whatever another one did.
-            errors.append(error)
-    if errors:
-        raise ExceptionGroup("daemons that did not end cleanly", errors)
+    return start
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path, started: list[LoggedProcess], rust_build: Build) -> StartWorker:
+    """A function that starts a scripted worker for a rank of a daemon that runs with `--no-spawn`."""
+    program = rust_build.programs["paceline-scripted-worker"]
+
+    def start(daemon: Daemon, dp_rank: int, *arguments: str, join_token: str | None = None) -> ScriptedWorker:
+        log_path = tmp_path / f"worker{len(started)}.log"
+        worker = ScriptedWorker(program, daemon, dp_rank, arguments, log_path=log_path, join_token=join_token)
+        started.append(worker)
+        return worker
+
+    return start
 
 
 @pytest.fixture(scope="session")
