@@ -8,20 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from parity.checkpoints import logits_of, make_checkpoint, random_tokens
 from parity.paged import PagedModel
 
-transformers = pytest.importorskip("transformers")
-
-COMMON = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -45,35 +34,12 @@ CASES = {
 TOLERANCE = 1e-4
 
 
-def make_checkpoint(folder: Path, family: str, fields: dict) -> torch.nn.Module:
-    """Save a random checkpoint of `family` and give the transformers model that made it."""
-    torch.manual_seed(7)
-    config = getattr(transformers, f"{family}Config")(**{**COMMON, **fields})
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval().to(torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # Norms and biases start as ones and zeros, which would hide a mix-up.
-            scale = 0.5 if "norm" in name or name.endswith("bias") else 0.1
-            parameter.add_(torch.randn_like(parameter) * scale)
-    model.save_pretrained(folder)
-    return model
-
-
 @pytest.fixture(scope="module", params=list(CASES))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """A transformers model and the folder it was saved to."""
     folder = tmp_path_factory.mktemp(request.param)
     family, fields = CASES[request.param]
-    return make_checkpoint(folder, family, fields), folder
-
-
-def expected_logits(oracle: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
-    with torch.no_grad():
-        return oracle(torch.tensor([tokens])).logits[0]
-
-
-def random_tokens(count: int, seed: int) -> list[int]:
-    return torch.randint(0, 97, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return make_checkpoint(folder, family, **fields), folder
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -88,7 +54,7 @@ def test_prefill_of_several_rows(pair) -> None:
     blocks = [[5], [2, 9], list(range(20, 33))]
     got = paged.run([(prompt, 0, row_blocks) for prompt, row_blocks in zip(prompts, blocks, strict=True)])
     for prompt, logits in zip(prompts, got, strict=True):
-        assert_close(logits, expected_logits(oracle, prompt))
+        assert_close(logits, logits_of(oracle, prompt))
 
 
 def test_chunked_prefill_then_decode_beside_another_row(pair) -> None:
@@ -97,7 +63,7 @@ def test_chunked_prefill_then_decode_beside_another_row(pair) -> None:
     first, second = random_tokens(45, seed=1), random_tokens(30, seed=2)
     first_blocks = list(range(1, 13))
     second_blocks = [40, 30, 41, 31, 32, 33, 60, 50]
-    expected_first, expected_second = expected_logits(oracle, first), expected_logits(oracle, second)
+    expected_first, expected_second = logits_of(oracle, first), logits_of(oracle, second)
     # Chunks of uneven sizes; the second row decodes from token 20 on while the first still runs its prompt.
     assert_close(paged.run([(second[:20], 0, second_blocks)])[0], expected_second[:20])
     done = 0
@@ -117,13 +83,13 @@ def test_uniform_rows_with_padding_rows(pair) -> None:
     blocks = [[3, 4, 5, 6, 7, 8], [20, 10, 21, 11, 22, 12]]
     paged.run([(tokens[0][:16], 0, blocks[0]), (tokens[1][:20], 0, blocks[1])])
     got = paged.run([(tokens[0][16:], 16, blocks[0]), (tokens[1][20:], 20, blocks[1])], padding_rows=3)
-    assert_close(got[0], expected_logits(oracle, tokens[0])[16:])
-    assert_close(got[1], expected_logits(oracle, tokens[1])[20:])
+    assert_close(got[0], logits_of(oracle, tokens[0])[16:])
+    assert_close(got[1], logits_of(oracle, tokens[1])[20:])
     assert not paged.cache.keys[0][:, :4].any(), "the null block was written"
 
 
 def test_older_spelling_of_rope_gives_the_same_logits(tmp_path: Path) -> None:
-    oracle = make_checkpoint(tmp_path, "Llama", {"rope_parameters": LLAMA3_ROPE})
+    oracle = make_checkpoint(tmp_path, rope_parameters=LLAMA3_ROPE)
     path = tmp_path / "config.json"
     raw = json.loads(path.read_text())
     scaling = dict(raw.pop("rope_parameters"))
@@ -131,14 +97,14 @@ def test_older_spelling_of_rope_gives_the_same_logits(tmp_path: Path) -> None:
     raw["rope_scaling"] = scaling
     path.write_text(json.dumps(raw))
     tokens = random_tokens(60, seed=5)
-    assert_close(PagedModel(tmp_path).run([(tokens, 0, list(range(1, 16)))])[0], expected_logits(oracle, tokens))
+    assert_close(PagedModel(tmp_path).run([(tokens, 0, list(range(1, 16)))])[0], logits_of(oracle, tokens))
 
 
 def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
-    oracle = make_checkpoint(tmp_path, "Llama", {})
+    oracle = make_checkpoint(tmp_path)
     tokens = random_tokens(40, seed=6)
     logits = PagedModel(tmp_path, torch.bfloat16).run([(tokens, 0, list(range(1, 11)))])[0]
-    expected = expected_logits(oracle.to(torch.bfloat16), tokens).float()
-    exact = expected_logits(oracle.to(torch.float32), tokens)
+    expected = logits_of(oracle.to(torch.bfloat16), tokens).float()
+    exact = logits_of(oracle.to(torch.float32), tokens)
     # As near to the exact result as transformers itself is in this type.
     assert (logits - exact).abs().mean() < 2 * (expected - exact).abs().mean() + 1e-3

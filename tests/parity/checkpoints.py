@@ -1,0 +1,65 @@
+"""Tiny random checkpoints, made by transformers, which is also the oracle of what they compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models
+
+VOCABULARY = 97
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def make_checkpoint(folder: Path, family: str = "Llama", **fields: Any) -> torch.nn.Module:
+    """Save a random checkpoint of `family` with a tokenizer; gives the transformers model that made it."""
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{family}Config")(**{**COMMON, **fields})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval().to(torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Norms and biases start as ones and zeros, which would hide a mix-up.
+            scale = 0.5 if "norm" in name or name.endswith("bias") else 0.1
+            parameter.add_(torch.randn_like(parameter) * scale)
+    model.save_pretrained(folder)
+    words = {f"w{index}": index for index in range(VOCABULARY)}
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    return model
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    """Token ids that depend on `seed` only."""
+    tokens: list[int] = torch.randint(0, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return tokens
+
+
+def logits_of(oracle: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
+    """The oracle's logits for one sequence, `[tokens, vocabulary]`."""
+    with torch.no_grad():
+        logits: torch.Tensor = oracle(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def greedy_text(oracle: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
+    """What the oracle generates after `prompt`, `count` tokens, no end of text."""
+    with torch.no_grad():
+        output = oracle.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    text: list[int] = output[0, len(prompt) :].tolist()
+    return text
