@@ -167,6 +167,10 @@ impl Handle {
     /// # Errors
     /// What the caller did wrong, or that there is no room or no worker for it.
     pub async fn submit(&self, request: GenerateRequest) -> Result<TokenStream, SubmitError> {
+        request.sampling.validate().map_err(|error| SubmitError::Invalid {
+            field: error.field().unwrap_or("sampling"),
+            message: error.to_string(),
+        })?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         match &self.inner {
             Inner::Scripted(script) => {

@@ -1,13 +1,24 @@
 //! Tokio shell around the fleet: sockets, threads, clock.
 //!
 //! The engine decides nothing. It carries bytes between the workers and the pure state machine in `paceline-fleet`,
-//! which runs on a thread of its own, and hands tokens to whoever holds a [`Handle`].
+//! which runs on a thread of its own, and hands tokens to whoever holds a [`Handle`]. It starts no process: see
+//! [`Supervisor`].
 
+mod convert;
+mod engine;
+mod error;
 mod event;
 mod handle;
+mod meter;
+mod peers;
+mod service;
 mod slot;
 mod status;
+mod step_loop;
+mod supervise;
 
+pub use engine::{Engine, ModelSettings, Options};
+pub use error::Error;
 pub use handle::{
     FailureKind, FinishReason, GenerateRequest, Handle, SamplingParams, StreamEvent, SubmitError, TokenLogprobs,
     TokenOutput, TokenStream,
@@ -16,3 +27,4 @@ pub use slot::TokenSink;
 pub use status::{
     FleetCounters, FleetStatus, ModelLimits, Publisher, RankCounters, RankState, RankStatus, Spread, StepTimings,
 };
+pub use supervise::{ExitReporter, LaunchOrder, Supervisor};

@@ -1,6 +1,8 @@
 //! What the fleet says about itself: plain data for readiness, metrics and logs.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::meter::{Meter, StepTimes};
 
 /// What the model and the fleet can take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,6 +66,8 @@ pub struct RankCounters {
     pub padded_tokens: Vec<(&'static str, u64)>,
     /// Steps that the rank ran a dummy in.
     pub dummy_steps: u64,
+    /// Tokens of these dummies, as attention sees them.
+    pub dummy_tokens: u64,
     /// Passes that could not run in the better mode, by reason.
     pub downgrades: Vec<(&'static str, u64)>,
     /// Requests that lost their blocks and began again.
@@ -169,6 +173,7 @@ pub struct StepTimings {
 struct Published {
     status: FleetStatus,
     limits: ModelLimits,
+    meter: Meter,
 }
 
 /// Where the engine leaves its state for handles to read.
@@ -178,21 +183,37 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Replaces the status that handles report.
+    fn published(&self) -> MutexGuard<'_, Published> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the status that handles report; its timings are the publisher's own once a step was measured.
     pub fn publish(&self, status: FleetStatus) {
-        self.published.lock().unwrap_or_else(PoisonError::into_inner).status = status;
+        self.published().status = status;
     }
 
     /// Replaces the limits that handles report.
     pub fn set_limits(&self, limits: ModelLimits) {
-        self.published.lock().unwrap_or_else(PoisonError::into_inner).limits = limits;
+        self.published().limits = limits;
+    }
+
+    pub(crate) fn record(&self, times: &StepTimes) {
+        self.published().meter.record(times);
     }
 
     pub(crate) fn status(&self) -> FleetStatus {
-        self.published.lock().unwrap_or_else(PoisonError::into_inner).status.clone()
+        let (mut status, meter) = {
+            let published = self.published();
+            (published.status.clone(), published.meter.clone())
+        };
+        let timings = meter.timings();
+        if timings.steps > 0 {
+            status.timings = timings;
+        }
+        status
     }
 
     pub(crate) fn limits(&self) -> ModelLimits {
-        self.published.lock().unwrap_or_else(PoisonError::into_inner).limits
+        self.published().limits
     }
 }

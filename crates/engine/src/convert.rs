@@ -1,0 +1,153 @@
+//! Between the fleet's words and the handle's.
+
+use paceline_fleet::{Declined, FailureKind as FleetFailure, Fleet, RankState as FleetRankState};
+use paceline_plan::{DpRank, TokenLogprobs as PlanLogprobs};
+use paceline_sampling::TokenLogprobs;
+use paceline_scheduler::{EmittedToken, Finish, Refusal, RequestId, RequestSpec, Stats};
+
+use crate::handle::{FailureKind, FinishReason, GenerateRequest, SubmitError, TokenOutput};
+use crate::status::{FleetCounters, FleetStatus, ModelLimits, RankCounters, RankState, RankStatus};
+
+pub(crate) fn spec(id: u64, request: GenerateRequest) -> RequestSpec {
+    RequestSpec {
+        id: RequestId(id),
+        sampling: request.sampling.to_bytes(),
+        prompt: request.prompt_token_ids,
+        max_new_tokens: request.max_new_tokens,
+        stop_token_ids: request.stop_token_ids,
+        pinned: request.dp_rank.map(DpRank::new),
+        priority: request.priority,
+        history: false,
+    }
+}
+
+pub(crate) fn declined(declined: Declined) -> SubmitError {
+    let refusal = match declined {
+        Declined::Unavailable(message) => return SubmitError::Unavailable { message },
+        Declined::Refused(refusal) => refusal,
+    };
+    match refusal {
+        Refusal::QueueFullRequests { most, waiting } => {
+            SubmitError::QueueFull { waiting, limit: most, unit: "requests" }
+        }
+        Refusal::QueueFullTokens { most, waiting, .. } => {
+            SubmitError::QueueFull { waiting, limit: most, unit: "tokens" }
+        }
+        refusal => {
+            let field = match refusal.field() {
+                "max_new_tokens" => "max_tokens",
+                field => field,
+            };
+            SubmitError::Invalid { field, message: refusal.to_string() }
+        }
+    }
+}
+
+pub(crate) const fn failure(kind: FleetFailure) -> FailureKind {
+    match kind {
+        FleetFailure::WorkerLost => FailureKind::WorkerLost,
+        FleetFailure::Internal => FailureKind::Internal,
+    }
+}
+
+pub(crate) const fn finish(finish: Finish) -> FinishReason {
+    match finish {
+        Finish::Stop(token) => FinishReason::Stop(Some(token)),
+        Finish::Length => FinishReason::Length,
+    }
+}
+
+pub(crate) fn outputs(tokens: Vec<EmittedToken>) -> Vec<TokenOutput> {
+    let output = |token: EmittedToken| TokenOutput { token_id: token.token, logprobs: token.logprobs.map(logprobs) };
+    tokens.into_iter().map(output).collect()
+}
+
+/// The first entry is the token's own, the rest are the most likely ones.
+fn logprobs(logprobs: PlanLogprobs) -> TokenLogprobs {
+    let mut values = logprobs.logprob_bits.into_iter().map(f32::from_bits);
+    let sampled = values.next().unwrap_or(f32::NEG_INFINITY);
+    TokenLogprobs { sampled, top: logprobs.token_ids.into_iter().skip(1).zip(values).collect() }
+}
+
+pub(crate) fn limits(fleet: &Fleet, dp_size: u32) -> ModelLimits {
+    let limits = fleet.limits();
+    limits.map_or_else(ModelLimits::default, |limits| ModelLimits {
+        max_model_len: limits.max_model_len,
+        vocab_size: limits.vocab_size,
+        max_num_seqs: limits.max_num_seqs,
+        max_num_batched_tokens: limits.max_num_batched_tokens,
+        block_size: limits.block_size,
+        kv_blocks: limits.num_blocks,
+        dp_size,
+    })
+}
+
+pub(crate) fn status(fleet: &Fleet) -> FleetStatus {
+    let stats = fleet.scheduler().map(paceline_scheduler::Scheduler::stats);
+    let counters = fleet.counters();
+    FleetStatus {
+        ready: fleet.is_ready(),
+        ranks: fleet.ranks().into_iter().map(|rank| rank_status(rank, stats.as_ref())).collect(),
+        waiting: stats.as_ref().map_or(0, |stats| stats.waiting as usize),
+        counters: FleetCounters {
+            steps: counters.steps,
+            accepted: counters.accepted,
+            refused: counters.refused,
+            finished: counters.finished,
+            aborted: counters.aborted,
+            failed: counters.failed,
+            tokens: counters.tokens,
+            refused_plans: counters.refused_plans,
+        },
+        ..FleetStatus::default()
+    }
+}
+
+fn rank_status(rank: paceline_fleet::RankStatus, stats: Option<&Stats>) -> RankStatus {
+    let state = match rank.state {
+        FleetRankState::Absent => RankState::Absent,
+        FleetRankState::Loading => RankState::Loading,
+        FleetRankState::Loaded => RankState::Loaded,
+        FleetRankState::Ready => RankState::Ready,
+        FleetRankState::Recovering => RankState::Recovering,
+        FleetRankState::Stopped => RankState::Stopped,
+    };
+    let (dp_rank, restarts) = (rank.dp_rank.get(), rank.restarts);
+    let found = stats.and_then(|stats| stats.ranks.iter().find(|stats| stats.dp_rank == rank.dp_rank));
+    let Some(stats) = found else {
+        return RankStatus { dp_rank, state, restarts, ..RankStatus::default() };
+    };
+    let counters = &stats.counters;
+    let [full, piecewise, eager] = counters.steps_by_mode;
+    let padding = &counters.padding;
+    RankStatus {
+        dp_rank,
+        state,
+        restarts,
+        running: stats.running as usize,
+        kv_blocks_used: stats.blocks_used,
+        kv_blocks_total: stats.blocks_total,
+        counters: RankCounters {
+            steps_by_mode: vec![("full", full), ("piecewise", piecewise), ("eager", eager)],
+            real_tokens: counters.real_tokens(),
+            padded_tokens: vec![
+                ("idle_dummy", padding.idle_dummy),
+                ("row_ladder", padding.row_ladder),
+                ("token_ladder", padding.token_ladder),
+                ("placeholder", padding.placeholders),
+                ("group_alignment", padding.group_alignment),
+            ],
+            dummy_steps: counters.dummy_steps,
+            dummy_tokens: counters.dummy_tokens,
+            downgrades: vec![
+                ("prompt_row", counters.downgrades_prompt_row),
+                ("row_ladder", counters.downgrades_ladder),
+            ],
+            preemptions: counters.preemptions,
+            drafts: counters.drafts.drafts,
+            draft_tokens: counters.drafts.draft_tokens,
+            accepted_tokens: counters.drafts.accepted_tokens,
+            accepted_per_position: counters.drafts.accepted_per_position.clone(),
+        },
+    }
+}

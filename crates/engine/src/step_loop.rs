@@ -1,0 +1,292 @@
+//! The step loop, on a thread of its own: gather events, let the fleet decide, send what it says.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use paceline_fleet::{Action, Dispatch, Fleet, Input, Level, StepAnswer, WorkerId};
+use paceline_plan::GroupId;
+use paceline_proto::v1::control_to_worker::Message as ToWorker;
+use paceline_proto::v1::{BindStore, Form, Rejected, StepEnvelope, Stop, Welcome, WorkerSettings};
+use paceline_scheduler::RequestId;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::convert;
+use crate::event::{Event, Hello, Submission};
+use crate::handle::SubmitError;
+use crate::meter::{Running, StepTimes, micros};
+use crate::peers::Peers;
+use crate::slot::{Abandoned, TokenSink};
+use crate::status::Publisher;
+use crate::supervise::LaunchOrder;
+
+/// Events that are taken before the fleet is asked for plans again.
+const EVENTS_PER_ROUND: usize = 1_024;
+
+/// What the loop is made of.
+pub(crate) struct Parts {
+    pub(crate) fleet: Fleet,
+    pub(crate) dp_size: u32,
+    pub(crate) join_token: String,
+    pub(crate) settings: WorkerSettings,
+    pub(crate) events: mpsc::Receiver<Event>,
+    pub(crate) abandoned: Arc<Abandoned>,
+    pub(crate) publisher: Publisher,
+    pub(crate) orders: mpsc::Sender<LaunchOrder>,
+}
+
+pub(crate) struct StepLoop {
+    parts: Parts,
+    peers: Peers,
+    sinks: BTreeMap<RequestId, TokenSink>,
+    answers: BTreeMap<RequestId, oneshot::Sender<Result<(), SubmitError>>>,
+    running: BTreeMap<GroupId, Running>,
+    started: Instant,
+    end: Option<Result<(), String>>,
+}
+
+impl StepLoop {
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self {
+            parts,
+            peers: Peers::default(),
+            sinks: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            running: BTreeMap::new(),
+            started: Instant::now(),
+            end: None,
+        }
+    }
+
+    /// Runs until it is told to stop or cannot go on; the reason in the latter case.
+    pub(crate) fn run(mut self) -> Result<(), String> {
+        self.publish();
+        loop {
+            let Some(event) = self.parts.events.blocking_recv() else {
+                return Ok(());
+            };
+            self.take(event);
+            for _ in 0..EVENTS_PER_ROUND {
+                match self.parts.events.try_recv() {
+                    Ok(event) => self.take(event),
+                    Err(_) => break,
+                }
+            }
+            for id in self.parts.abandoned.take() {
+                self.feed(Input::Abort(RequestId(id)));
+            }
+            self.send_plans();
+            self.publish();
+            if let Some(end) = self.end {
+                return end;
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Wake => {}
+            Event::Submit(submission) => self.submit(*submission),
+            Event::Join(worker, join, control) => {
+                self.peers.add(worker, join.dp_rank, join.incarnation.clone(), control);
+                self.feed(Input::Join(worker, *join));
+            }
+            Event::Hello(hello) => self.hello(*hello),
+            Event::Reply(worker, answer, received) => self.reply(worker, *answer, received),
+            Event::Fleet(input) => {
+                let gone = if let Input::Lost(worker, _) = &input { Some(*worker) } else { None };
+                self.feed(input);
+                if let Some(worker) = gone {
+                    self.peers.remove(worker);
+                }
+            }
+            Event::Tick => {
+                let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+                self.feed(Input::Tick(now_ms));
+            }
+            Event::Stop(reason) => {
+                self.feed(Input::Stop(reason));
+                self.end.get_or_insert(Ok(()));
+            }
+        }
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        let Submission { id, request, sink, answer } = submission;
+        // Whoever leaves from now on is found in the list of the abandoned.
+        if sink.is_abandoned() {
+            return;
+        }
+        self.sinks.insert(RequestId(id), sink);
+        self.answers.insert(RequestId(id), answer);
+        self.feed(Input::Submit(Box::new(convert::spec(id, request))));
+    }
+
+    fn hello(&mut self, hello: Hello) {
+        let worker = if hello.join_token == self.parts.join_token {
+            self.peers.attach(hello.dp_rank, &hello.incarnation, hello.sender)
+        } else {
+            None
+        };
+        if let Some(worker) = worker {
+            self.feed(Input::Attached(worker));
+        }
+        // A stream that closed meanwhile is reported as lost by its reader's absence of a worker: nothing to do here.
+        let _ = hello.answer.send(worker);
+    }
+
+    fn reply(&mut self, worker: WorkerId, answer: StepAnswer, received: Instant) {
+        let group = answer.group;
+        let worker_us = answer.body.as_ref().map_or([0; 4], |reply| reply.timings_us);
+        let began = Instant::now();
+        self.feed(Input::Reply(worker, answer));
+        let Some(running) = self.running.get_mut(&group) else { return };
+        if let Some(times) = running.answered(worker_us, received, began.elapsed()) {
+            self.running.remove(&group);
+            self.parts.publisher.record(&times);
+            tracing::trace!("group {group}: {times:?}");
+        }
+    }
+
+    /// Gives an input to the fleet and does what it says, and what that leads to.
+    fn feed(&mut self, input: Input) {
+        let mut inputs = VecDeque::from([input]);
+        while let Some(input) = inputs.pop_front() {
+            for action in self.parts.fleet.handle(input) {
+                if let Some(more) = self.act(action) {
+                    inputs.push_back(more);
+                }
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) -> Option<Input> {
+        match action {
+            Action::Welcome { worker, group, epoch, dp_ranks } => {
+                let welcome = Welcome {
+                    group: group.get(),
+                    epoch: epoch.get(),
+                    group_dp_ranks: dp_ranks.iter().map(|dp_rank| dp_rank.get()).collect(),
+                    settings: Some(self.parts.settings.clone()),
+                };
+                return self.tell(worker, ToWorker::Welcome(welcome));
+            }
+            Action::RejectJoin { worker, field, expected, got } => {
+                let rejected = Rejected { field: field.to_owned(), expected, got };
+                self.peers.control(worker, ToWorker::Rejected(rejected));
+                self.peers.remove(worker);
+            }
+            Action::BindStore { worker, epoch } => {
+                return self.tell(worker, ToWorker::BindStore(BindStore { epoch: epoch.get() }));
+            }
+            Action::Form { worker, epoch, store, world_size, world_rank } => {
+                let (host, port) = store.map_or_else(Default::default, |store| (store.host, store.port));
+                let form = Form { epoch: epoch.get(), host, port, world_size, world_rank };
+                return self.tell(worker, ToWorker::Form(form));
+            }
+            Action::StopWorker { worker, reason } => {
+                self.peers.control(worker, ToWorker::Stop(Stop { reason }));
+                self.peers.remove(worker);
+            }
+            Action::Answer { .. } | Action::Tokens { .. } | Action::Fail { .. } | Action::Aborted { .. } => {
+                self.act_on_request(action);
+            }
+            Action::Respawn { dp_rank } => {
+                if self.parts.orders.try_send(LaunchOrder { dp_rank: dp_rank.get() }).is_err() {
+                    tracing::warn!("dp{dp_rank}: nobody starts workers; waiting for one that dials in");
+                }
+            }
+            Action::Sized => {
+                let limits = convert::limits(&self.parts.fleet, self.parts.dp_size);
+                self.parts.publisher.set_limits(limits);
+            }
+            Action::Fatal { message } => self.end = Some(Err(message)),
+            Action::Log { level: Level::Info, message } => tracing::info!("{message}"),
+            Action::Log { level: Level::Warn, message } => tracing::warn!("{message}"),
+            Action::Log { level: Level::Error, message } => tracing::error!("{message}"),
+        }
+        None
+    }
+
+    fn act_on_request(&mut self, action: Action) {
+        match action {
+            Action::Answer { request, answer } => {
+                if answer.is_err() {
+                    self.sinks.remove(&request);
+                }
+                if let Some(sender) = self.answers.remove(&request) {
+                    // A caller that left is in the list of the abandoned.
+                    let _ = sender.send(answer.map_err(convert::declined));
+                }
+            }
+            Action::Tokens { request, tokens, finish: None } => {
+                if let Some(sink) = self.sinks.get(&request) {
+                    sink.tokens(convert::outputs(tokens));
+                }
+            }
+            Action::Tokens { request, tokens, finish: Some(finish) } => {
+                if let Some(sink) = self.sinks.remove(&request) {
+                    sink.finish(convert::outputs(tokens), convert::finish(finish));
+                }
+            }
+            Action::Fail { request, kind, message } => {
+                if let Some(sink) = self.sinks.remove(&request) {
+                    sink.fail(convert::failure(kind), message);
+                }
+            }
+            Action::Aborted { request } => drop(self.sinks.remove(&request)),
+            _ => {}
+        }
+    }
+
+    fn tell(&self, worker: WorkerId, message: ToWorker) -> Option<Input> {
+        let told = self.peers.control(worker, message);
+        (!told).then(|| Input::Lost(worker, "it does not read its control stream".to_owned()))
+    }
+
+    fn send_plans(&mut self) {
+        loop {
+            let began = Instant::now();
+            let Some(dispatch) = self.parts.fleet.next_dispatch() else { return };
+            let planned = Instant::now();
+            let encoded = dispatch.encode();
+            let encoded_at = Instant::now();
+            self.parts.fleet.sent(&dispatch, &encoded);
+            let times = StepTimes {
+                plan_us: micros(planned - began),
+                encode_us: micros(encoded_at - planned),
+                ..StepTimes::default()
+            };
+            let group = dispatch.plan().group().group();
+            let running = Running { times, sent: encoded_at, waiting: encoded.rank_parts.len() };
+            self.running.insert(group, running);
+            self.send_parts(&dispatch, encoded);
+        }
+    }
+
+    fn send_parts(&mut self, dispatch: &Dispatch, encoded: paceline_fleet::Encoded) {
+        let plan = dispatch.plan().group();
+        let group_part = bytes::Bytes::from(encoded.group_part);
+        let mut lost = Vec::new();
+        for (worker, rank_part) in encoded.rank_parts {
+            let envelope = StepEnvelope {
+                group: plan.group().get(),
+                epoch: plan.epoch().get(),
+                step: plan.step().get(),
+                digest: encoded.digest,
+                group_part: group_part.clone(),
+                rank_part: rank_part.into(),
+            };
+            if !self.peers.step(worker, envelope) {
+                lost.push(worker);
+            }
+        }
+        for worker in lost {
+            self.feed(Input::Lost(worker, "it does not read its steps stream".to_owned()));
+        }
+    }
+
+    fn publish(&self) {
+        self.parts.publisher.publish(convert::status(&self.parts.fleet));
+    }
+}

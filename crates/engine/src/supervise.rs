@@ -1,0 +1,48 @@
+//! Between the engine and whoever starts worker processes.
+
+use paceline_fleet::Input;
+use paceline_plan::DpRank;
+use tokio::sync::mpsc;
+
+use crate::event::Event;
+
+/// A rank needs a new worker process; the old one, if it still runs, is to be killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchOrder {
+    /// Which rank.
+    pub dp_rank: u32,
+}
+
+/// The launcher's end: orders in, ended processes out. Dropping it says that nobody starts workers.
+#[derive(Debug)]
+pub struct Supervisor {
+    pub(crate) orders: mpsc::Receiver<LaunchOrder>,
+    pub(crate) events: mpsc::Sender<Event>,
+}
+
+impl Supervisor {
+    /// The next order; nothing once the engine has ended.
+    pub async fn order(&mut self) -> Option<LaunchOrder> {
+        self.orders.recv().await
+    }
+
+    /// A way to report ended processes from other tasks.
+    pub fn reporter(&self) -> ExitReporter {
+        ExitReporter { events: self.events.clone() }
+    }
+}
+
+/// Reports ended worker processes.
+#[derive(Clone, Debug)]
+pub struct ExitReporter {
+    events: mpsc::Sender<Event>,
+}
+
+impl ExitReporter {
+    /// A worker process ended that nobody had told to; `how` is for people, such as `exit status 1`.
+    pub async fn exited(&self, dp_rank: u32, process_id: u32, how: &str) {
+        let input = Input::Exited(DpRank::new(dp_rank), process_id, format!("its process ended ({how})"));
+        // An engine that has ended needs no report.
+        let _ = self.events.send(Event::Fleet(input)).await;
+    }
+}

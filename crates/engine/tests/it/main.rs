@@ -1,0 +1,7 @@
+//! The engine over real sockets with scripted workers: tokens, shapes, losses, refusals, aborts.
+
+mod fleet;
+mod losses;
+mod shapes;
+mod support;
+mod tokens;

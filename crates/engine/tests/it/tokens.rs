@@ -1,0 +1,127 @@
+//! The right tokens come, whatever the fleet's form; wrong requests are refused with the field.
+
+use paceline_engine::{FinishReason, GenerateRequest, SamplingParams, SubmitError};
+use paceline_scheduler::QueueLimits;
+use paceline_testing::model;
+
+use crate::support::{End, Setup, VOCAB_SIZE, expect_text, prompt, read, refusal, request};
+
+async fn many_texts(setup: Setup) {
+    let fleet = setup.start().await;
+    let mut streams = Vec::new();
+    for number in 0..24 {
+        let prompt = prompt(number, 1 + number * 13);
+        streams.push((fleet.submit(&prompt, 5 + number).await, prompt, 5 + number));
+    }
+    for (stream, prompt, count) in streams {
+        expect_text(stream, &prompt, count).await;
+    }
+    let status = fleet.handle.status();
+    assert_eq!((status.counters.finished, status.counters.failed), (24, 0));
+    assert!(status.ranks.iter().all(|rank| rank.running == 0 && rank.kv_blocks_used == 0), "{status:?}");
+    assert!(status.ranks.iter().all(|rank| rank.counters.real_tokens > 0), "{status:?}");
+    assert!(status.timings.steps > 0);
+    fleet.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn texts_are_right_on_two_ranks_of_their_own() {
+    many_texts(Setup::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn texts_are_right_in_lockstep_with_drafts() {
+    many_texts(Setup { lockstep: true, k: 3, dp_size: 4, ..Setup::default() }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn texts_are_right_with_preemption_and_small_chunks() {
+    // 24 prompts of up to 300 tokens over 2 x 40 blocks of 16.
+    many_texts(Setup { num_blocks: 40, max_num_batched_tokens: 32, max_model_len: 512, ..Setup::default() }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_token_ends_the_text_and_is_its_last() {
+    let fleet = Setup::default().start().await;
+    let prompt = prompt(3, 10);
+    let text = model::continuation(&prompt, 20, VOCAB_SIZE);
+    let stop = text[6];
+    let first = text.iter().position(|token| *token == stop).expect("it is in the text");
+    let request = GenerateRequest { stop_token_ids: vec![stop], ..request(&prompt, 20) };
+    let (tokens, end) = read(fleet.handle.submit(request).await.expect("taken")).await;
+    assert_eq!(end, End::Finished(FinishReason::Stop(Some(stop))));
+    assert_eq!(tokens.len(), first + 1);
+    fleet.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn log_probabilities_come_with_their_tokens() {
+    let fleet = Setup { k: 2, ..Setup::default() }.start().await;
+    let sampling = SamplingParams { logprobs: Some(2), ..SamplingParams::greedy() };
+    let request = GenerateRequest { sampling, ..request(&prompt(1, 4), 6) };
+    let (tokens, _) = read(fleet.handle.submit(request).await.expect("taken")).await;
+    assert_eq!(tokens.len(), 6);
+    for token in tokens {
+        let logprobs = token.logprobs.expect("asked for");
+        assert_eq!(logprobs.top.len(), 2);
+        assert_eq!(logprobs.top[0], (token.token_id, logprobs.sampled));
+    }
+    fleet.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_requests_are_refused_with_their_field() {
+    let fleet = Setup { num_blocks: 20, max_model_len: 400, ..Setup::default() }.start().await;
+    let base = request(&[1, 2, 3], 4);
+    let not_below_zero = SamplingParams { temperature: -1.0, ..SamplingParams::default() };
+    let cases = [
+        (GenerateRequest { prompt_token_ids: vec![], ..base.clone() }, "prompt"),
+        (GenerateRequest { prompt_token_ids: vec![VOCAB_SIZE], ..base.clone() }, "prompt"),
+        (GenerateRequest { prompt_token_ids: vec![1; 400], ..base.clone() }, "prompt"),
+        (GenerateRequest { prompt_token_ids: vec![1; 330], ..base.clone() }, "prompt"),
+        (GenerateRequest { max_new_tokens: 0, ..base.clone() }, "max_tokens"),
+        (GenerateRequest { max_new_tokens: 398, ..base.clone() }, "max_tokens"),
+        (GenerateRequest { stop_token_ids: vec![u32::MAX], ..base.clone() }, "stop_token_ids"),
+        (GenerateRequest { dp_rank: Some(2), ..base.clone() }, "dp_rank"),
+        (GenerateRequest { sampling: not_below_zero, ..base.clone() }, "temperature"),
+    ];
+    for (request, expected) in cases {
+        match refusal(&fleet, request).await {
+            SubmitError::Invalid { field, .. } => assert_eq!(field, expected),
+            other => panic!("{expected}: {other:?}"),
+        }
+    }
+    expect_text(fleet.handle.submit(base).await.expect("taken"), &[1, 2, 3], 4).await;
+    fleet.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e14_more_than_may_wait_is_refused_at_once() {
+    let queue = QueueLimits { requests: Some(4), tokens: None };
+    let setup = Setup { dp_size: 1, max_num_seqs: 2, queue, ..Setup::default() };
+    let fleet = setup.start_with(|behaviour| behaviour.delay_ms = 20).await;
+    let mut streams = Vec::new();
+    let mut refused = 0;
+    for number in 0..10 {
+        match fleet.handle.submit(request(&prompt(number, 8), 30)).await {
+            Ok(stream) => streams.push((stream, prompt(number, 8))),
+            Err(SubmitError::QueueFull { limit, .. }) => {
+                assert_eq!(limit, 4);
+                refused += 1;
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((streams.len(), refused), (6, 4));
+    for (stream, prompt) in streams {
+        expect_text(stream, &prompt, 30).await;
+    }
+    fleet.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_before_the_fleet_is_ready_is_unavailable() {
+    let fleet = Setup::default().engine().await;
+    assert!(matches!(refusal(&fleet, request(&[1], 1)).await, SubmitError::Unavailable { .. }));
+    fleet.stop().await;
+}

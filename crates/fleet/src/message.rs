@@ -1,0 +1,260 @@
+//! Everything that goes into a fleet and everything that comes out.
+
+use paceline_plan::{DpRank, Epoch, Error as PlanError, GroupId, StepId, StepReply};
+use paceline_scheduler::{EmittedToken, Finish, Refusal, RequestId, RequestSpec};
+
+/// One connection of a worker, given by the shell: a worker that comes back is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkerId(u64);
+
+impl WorkerId {
+    /// Wraps the number.
+    pub const fn new(value: u64) -> Self {
+        Self(value)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+/// What a worker says of itself before it loads anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Join {
+    /// The rank that it wants to be.
+    pub dp_rank: u32,
+    /// Its place within the rank.
+    pub tp_rank: u32,
+    /// New for every process.
+    pub incarnation: String,
+    /// Proof that it may join.
+    pub join_token: String,
+    /// Hash of the protocol schema it was built with.
+    pub protocol_hash: String,
+    /// Digest of the checkpoint that it will load.
+    pub checkpoint_digest: String,
+    /// Digest of the tokenizer beside it.
+    pub tokenizer_digest: String,
+    /// For the log.
+    pub process_id: u32,
+}
+
+/// What a worker says of itself once it has loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Usable KV blocks.
+    pub num_blocks: u32,
+    /// Rows that its step buffers hold.
+    pub row_capacity: u32,
+    /// Token ids are below this.
+    pub vocab_size: u32,
+}
+
+/// A worker's answer to a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepAnswer {
+    /// The group that the worker says it stepped in.
+    pub group: GroupId,
+    /// The epoch that it was in.
+    pub epoch: Epoch,
+    /// The step that it executed.
+    pub step: StepId,
+    /// Digest of the group part that it executed.
+    pub digest: u64,
+    /// What came of its rows, or why the bytes are no reply.
+    pub body: Result<StepReply, PlanError>,
+}
+
+/// A plan that a worker would not execute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanRefusal {
+    /// The epoch of the plan.
+    pub epoch: Epoch,
+    /// The step of the plan.
+    pub step: StepId,
+    /// The rule that it breaks, such as `rule 4`.
+    pub rule: String,
+    /// What is wrong, by its field name.
+    pub field: String,
+    /// What the rule asks for.
+    pub expected: i64,
+    /// What the plan says.
+    pub got: i64,
+}
+
+/// What happens to a fleet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A worker wants in.
+    Join(WorkerId, Join),
+    /// A worker that joined has opened its steps stream.
+    Attached(WorkerId),
+    /// A worker has loaded and warmed up.
+    Loaded(WorkerId, Loaded),
+    /// A worker has bound the store of an epoch.
+    StoreBound(WorkerId, Epoch, StoreAddress),
+    /// A worker has joined the process group of an epoch.
+    Formed(WorkerId, Epoch),
+    /// A worker lives.
+    Heartbeat(WorkerId),
+    /// A worker executed a step.
+    Reply(WorkerId, StepAnswer),
+    /// A worker refused a plan.
+    Refused(WorkerId, PlanRefusal),
+    /// A worker's stream broke, or it said that it cannot go on.
+    Lost(WorkerId, String),
+    /// The process (by its id) of a rank ended, whether or not it ever joined.
+    Exited(DpRank, u32, String),
+    /// A new request.
+    Submit(Box<RequestSpec>),
+    /// Nobody waits for the request any more.
+    Abort(RequestId),
+    /// Time passes; milliseconds since any fixed moment.
+    Tick(u64),
+    /// The end, and why.
+    Stop(String),
+}
+
+/// Where the ranks of a group meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreAddress {
+    /// Host name or address.
+    pub host: String,
+    /// Port.
+    pub port: u32,
+}
+
+/// How a log line is to be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// For whoever operates the fleet.
+    Info,
+    /// Something is worse than it should be.
+    Warn,
+    /// Something failed.
+    Error,
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Declined {
+    /// The scheduler says so.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// No rank could run it now.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// Whose fault the end of a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// A worker went away.
+    WorkerLost,
+    /// A plan was refused or a reply was false.
+    Internal,
+}
+
+/// What the shell has to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Tell a worker that it is in.
+    Welcome {
+        /// Whom.
+        worker: WorkerId,
+        /// Its group.
+        group: GroupId,
+        /// The epoch that it will serve in.
+        epoch: Epoch,
+        /// The group's ranks.
+        dp_ranks: Vec<DpRank>,
+    },
+    /// Tell a worker that it is not in, and close.
+    RejectJoin {
+        /// Whom.
+        worker: WorkerId,
+        /// What differs.
+        field: &'static str,
+        /// What the fleet has.
+        expected: String,
+        /// What the worker has.
+        got: String,
+    },
+    /// Ask a worker to bind the store of its group.
+    BindStore {
+        /// Whom.
+        worker: WorkerId,
+        /// For which epoch.
+        epoch: Epoch,
+    },
+    /// Tell a worker to join its process group and to void every seat.
+    Form {
+        /// Whom.
+        worker: WorkerId,
+        /// The epoch that begins.
+        epoch: Epoch,
+        /// Where the group meets; nothing for a group of one.
+        store: Option<StoreAddress>,
+        /// Ranks of the group.
+        world_size: u32,
+        /// The worker's place among them.
+        world_rank: u32,
+    },
+    /// Yes or no to a request.
+    Answer {
+        /// Which.
+        request: RequestId,
+        /// Whether it was taken.
+        answer: Result<(), Declined>,
+    },
+    /// Tokens of a request, and its end with the last of them.
+    Tokens {
+        /// Which.
+        request: RequestId,
+        /// In order.
+        tokens: Vec<EmittedToken>,
+        /// Why there are no more.
+        finish: Option<Finish>,
+    },
+    /// A request ends with an error.
+    Fail {
+        /// Which.
+        request: RequestId,
+        /// Whose fault.
+        kind: FailureKind,
+        /// One line for people.
+        message: String,
+    },
+    /// A request is gone because its reader is.
+    Aborted {
+        /// Which.
+        request: RequestId,
+    },
+    /// Tell a worker to end, and forget it.
+    StopWorker {
+        /// Whom.
+        worker: WorkerId,
+        /// Why.
+        reason: String,
+    },
+    /// A rank needs a new worker.
+    Respawn {
+        /// Which.
+        dp_rank: DpRank,
+    },
+    /// The sizes of the fleet are settled.
+    Sized,
+    /// The fleet cannot go on.
+    Fatal {
+        /// One line for people.
+        message: String,
+    },
+    /// A line for people.
+    Log {
+        /// How to take it.
+        level: Level,
+        /// It names the rank.
+        message: String,
+    },
+}
