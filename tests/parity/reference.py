@@ -1,0 +1,57 @@
+"""What `transformers` generates: the oracle of the end-to-end parity tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+DATA = Path(__file__).parents[1] / "data"
+
+# Prompt lengths in tokens: below, at and above block and chunk borders, up to many chunks.
+LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 100, 127, 128, 200, 255, 300, 512, 700, 900)
+NEW_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A prompt, its greedy continuation, and the log-softmax of each continued token, all by `transformers`."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def continuations(folder: Path) -> list[Continuation]:
+    """Greedy fp32 continuations of 20 prompts by `generate`, one prompt at a time, EOS ignored."""
+    text = (DATA / "shakespeare.txt").read_text()
+    ids: list[int] = AutoTokenizer.from_pretrained(folder)(text).input_ids
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    begin = 0
+    for length in LENGTHS:
+        prompt = ids[begin : begin + length]
+        begin += length
+        found.append(_continue(model, prompt))
+    return found
+
+
+@torch.no_grad()
+def _continue(model: torch.nn.Module, prompt: list[int]) -> Continuation:
+    inputs = torch.tensor([prompt])
+    output = model.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        eos_token_id=-1,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    tokens = output.sequences[0, len(prompt) :].tolist()
+    steps = torch.stack(output.logits)[:, 0].double().log_softmax(-1)
+    return Continuation(prompt, tokens, [float(steps[index, token]) for index, token in enumerate(tokens)])
