@@ -47,19 +47,19 @@ def test_every_field_case_has_its_test_or_a_reason() -> None:
 
 def test_python_lints() -> None:
     result = run_limited([sys.executable, "-m", "ruff", "check", "--no-cache", "python", "tests"], limit_s=60)
-    assert result.returncode == 0, result.tail()
+    result.check()
 
 
 def test_python_formatting() -> None:
     result = run_limited([sys.executable, "-m", "ruff", "format", "--no-cache", "--check", "python", "tests"], limit_s=60)
-    assert result.returncode == 0, result.tail()
+    result.check()
 
 
 @pytest.mark.timeout(420)
 def test_python_types(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--cache-dir", tmp_path / "mypy"]
     result = run_limited(command, limit_s=400)
-    assert result.returncode == 0, result.tail()
+    result.check()
 
 
 def test_package_import_is_light() -> None:
@@ -69,7 +69,7 @@ def test_package_import_is_light() -> None:
         "assert not heavy, heavy\n"
     )
     result = run_limited([sys.executable, "-W", "error", "-c", code], limit_s=60)
-    assert result.returncode == 0, result.tail()
+    result.check()
 
 
 def test_command_is_installed() -> None:

@@ -44,16 +44,16 @@ def test_package(package: str, rust_build: Build, rust_counts: dict[str, int]) -
 def test_documentation_examples(rust_counts: dict[str, int]) -> None:
     result = run_limited(["cargo", "test", *WORKSPACE, "--doc"], limit_s=PROGRAM_LIMIT_S)
     rust_counts["documentation"] = sum(int(count) for count, _ in COUNTS.findall(result.output))
-    assert result.returncode == 0, result.tail()
+    result.check()
 
 
 def test_formatting() -> None:
-    result = run_limited(["cargo", "fmt", "--all", "--check"], limit_s=120)
-    assert result.returncode == 0, result.tail()
+    result = run_limited(["cargo", "fmt", "--all", "--check", "--", "--color", "never"], limit_s=120)
+    result.check()
 
 
 @pytest.mark.timeout(BUILD_LIMIT_S + 60)
 def test_lints() -> None:
     command = ["cargo", "clippy", "--release", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]
     result = run_limited(command, limit_s=BUILD_LIMIT_S)
-    assert result.returncode == 0, result.tail()
+    result.check()

@@ -25,6 +25,11 @@ class Completed:
         """The last lines of what it printed."""
         return "\n".join(self.output.splitlines()[-lines:])
 
+    def check(self) -> None:
+        """Fails with the last lines unless the exit status is 0."""
+        if self.returncode != 0:
+            raise AssertionError(f"exit status {self.returncode}; the last lines:\n{self.tail()}")
+
 
 def run_limited(
     command: Sequence[str | Path], *, limit_s: float, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
@@ -46,7 +51,7 @@ def run_limited(
     process = subprocess.Popen(
         [str(part) for part in command],
         cwd=cwd,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, "CARGO_TERM_COLOR": "never", "NO_COLOR": "1", **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
