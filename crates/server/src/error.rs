@@ -1,0 +1,25 @@
+//! What can keep a server from starting or running.
+
+use std::net::SocketAddr;
+
+/// Every failure of the server as a whole; errors of single calls never leave it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The address is taken, not local or not allowed.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// The operating system's answer.
+        source: std::io::Error,
+    },
+    /// The HTTP server stopped by itself.
+    #[error("the HTTP server failed: {0}")]
+    Http(std::io::Error),
+    /// The gRPC server stopped by itself.
+    #[error("the gRPC server failed: {0}")]
+    Grpc(tonic::transport::Error),
+    /// The schemas built into this program cannot be offered for reflection.
+    #[error("gRPC reflection cannot be set up: {0}")]
+    Reflection(tonic_reflection::server::Error),
+}

@@ -1,0 +1,256 @@
+//! From a call to a running generation: everything that can be refused is refused here.
+
+use std::sync::Arc;
+
+use paceline_engine::{GenerateRequest, ModelLimits, SamplingParams};
+use paceline_sampling::choice_seed;
+use paceline_text::{SpecialTokens, Tokenizer};
+
+use super::call::{Call, MaxTokens, Prompt, SamplingFields, Stopping};
+use super::generation::Generation;
+use super::record::CallRecord;
+use super::sequence::{Sequence, SequenceOptions};
+use crate::api_error::{ApiError, Kind};
+use crate::app::App;
+use crate::limits::{CHOICES_MAX, PROMPTS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STOP_TOKEN_IDS_MAX};
+
+/// Checks `call` against the model, tokenizes it and submits every choice. `record` counts what becomes of it; a
+/// refusal is counted here.
+///
+/// # Errors
+/// What the caller got wrong, or that there is no room or no worker.
+pub(crate) async fn admit(app: &App, call: Call, record: CallRecord) -> Result<Generation, ApiError> {
+    let mut record = record;
+    match try_admit(app, call, &mut record).await {
+        Ok((sequences, prompt_tokens)) => Ok(Generation::new(sequences, prompt_tokens, record)),
+        Err(error) => Err(record.refuse(error)),
+    }
+}
+
+async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<(Vec<Sequence>, Vec<usize>), ApiError> {
+    let limits = known_limits(app)?;
+    let sampling = sampling(&call.sampling, app)?;
+    let vocab_size = vocab_size(&limits, &app.options.tokenizer);
+    check_counts(&call)?;
+    check_stopping(&call.stopping, vocab_size)?;
+    if let Some(dp_rank) = call.dp_rank.filter(|rank| *rank >= limits.dp_size) {
+        let message = format!("there is no rank {dp_rank}; ranks are 0 to {}", limits.dp_size.saturating_sub(1));
+        return Err(ApiError::invalid("X-data-parallel-rank", message));
+    }
+    let (call, prompts) = tokenize(app.options.tokenizer.clone(), call).await?;
+    let mut requests = Vec::with_capacity(prompts.len() * call.choices as usize);
+    for prompt in &prompts {
+        check_prompt(prompt, call.prompt_field, vocab_size)?;
+        let max_new_tokens = max_new_tokens(&call, prompt.len(), &limits)?;
+        let seed = call.sampling.seed.unwrap_or_else(rand::random);
+        if call.sampling.seed.is_none() {
+            tracing::debug!(request_id = call.id, seed, "seed drawn");
+        }
+        for choice in 0..call.choices {
+            requests.push(GenerateRequest {
+                request_id: call.id.clone(),
+                prompt_token_ids: prompt.clone(),
+                max_new_tokens,
+                stop_token_ids: stop_token_ids(&call.stopping, app),
+                sampling: SamplingParams { seed: choice_seed(seed, choice, call.choices), ..sampling },
+                dp_rank: call.dp_rank,
+                priority: call.priority,
+            });
+        }
+    }
+    record.submitted(requests.len());
+    let sequences = submit(app, &call, requests).await?;
+    Ok((sequences, prompts.iter().map(Vec::len).collect()))
+}
+
+/// Submits all requests or none: when one is refused the streams of the others are dropped, which takes them back.
+async fn submit(app: &App, call: &Call, requests: Vec<GenerateRequest>) -> Result<Vec<Sequence>, ApiError> {
+    let stops: Arc<[String]> = call.stopping.stop.clone().into();
+    let special = if call.skip_special_tokens { SpecialTokens::Skip } else { SpecialTokens::Show };
+    let mut sequences = Vec::with_capacity(requests.len());
+    for (index, request) in requests.into_iter().enumerate() {
+        let options = SequenceOptions {
+            index: u32::try_from(index).expect("prompts and choices are limited"),
+            stops: Arc::clone(&stops),
+            stop_token_ids: call.stopping.stop_token_ids.clone(),
+            include_stop: call.stopping.include_stop,
+            logprobs: call.sampling.logprobs.is_some(),
+        };
+        let tokenizer = &app.options.tokenizer;
+        let decoder = tokenizer.decoder(special, &request.prompt_token_ids);
+        let pieces = tokenizer.decoder(SpecialTokens::Show, &request.prompt_token_ids);
+        let stream = app.handle.submit(request).await.map_err(|error| submit_error(error.into(), call))?;
+        sequences.push(Sequence::new(stream, decoder, pieces, options));
+    }
+    Ok(sequences)
+}
+
+/// The engine names its own fields; clients know theirs.
+fn submit_error(mut error: ApiError, call: &Call) -> ApiError {
+    match error.param.as_deref() {
+        Some("prompt" | "prompt_token_ids") => error.param = Some(call.prompt_field.to_owned()),
+        Some("max_tokens" | "max_new_tokens") => {
+            error.param = Some(match call.stopping.max_tokens {
+                MaxTokens::Asked { field, .. } => field.to_owned(),
+                MaxTokens::UpTo(_) | MaxTokens::AsFits => call.prompt_field.to_owned(),
+            });
+        }
+        Some("dp_rank") => error.param = Some("X-data-parallel-rank".to_owned()),
+        _ => {}
+    }
+    error
+}
+
+fn known_limits(app: &App) -> Result<ModelLimits, ApiError> {
+    let limits = app.handle.limits();
+    if limits.max_model_len > 0 {
+        return Ok(limits);
+    }
+    let states: Vec<String> =
+        app.handle.status().ranks.iter().map(|rank| format!("rank {} {}", rank.dp_rank, rank.state.name())).collect();
+    let states = if states.is_empty() { "no worker yet".to_owned() } else { states.join(", ") };
+    Err(ApiError::new(Kind::Unavailable, format!("the model is not loaded yet: {states}")))
+}
+
+/// Ids must exist for the tokenizer and for the model: rows that only pad the embedding table belong to neither.
+fn vocab_size(limits: &ModelLimits, tokenizer: &Tokenizer) -> u32 {
+    let tokenizer = u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+    if limits.vocab_size == 0 { tokenizer } else { limits.vocab_size.min(tokenizer) }
+}
+
+fn sampling(fields: &SamplingFields, app: &App) -> Result<SamplingParams, ApiError> {
+    let model = &app.options.sampling_defaults;
+    let neutral = SamplingParams::default();
+    let params = SamplingParams {
+        temperature: fields.temperature.or(model.temperature).unwrap_or(neutral.temperature),
+        top_p: fields.top_p.or(model.top_p).unwrap_or(neutral.top_p),
+        top_k: fields.top_k.or(model.top_k).unwrap_or(neutral.top_k),
+        min_p: fields.min_p.or(model.min_p).unwrap_or(neutral.min_p),
+        seed: neutral.seed,
+        logprobs: fields.logprobs,
+    };
+    params.validate().map_err(|error| ApiError {
+        kind: Kind::Invalid,
+        message: error.to_string(),
+        param: error.field().map(str::to_owned),
+    })?;
+    Ok(params)
+}
+
+fn check_counts(call: &Call) -> Result<(), ApiError> {
+    let prompts = call.prompts.len();
+    if prompts == 0 || prompts > PROMPTS_MAX {
+        let message = format!("a call takes 1 to {PROMPTS_MAX} prompts, got {prompts}");
+        return Err(ApiError::invalid(call.prompt_field, message));
+    }
+    if call.choices == 0 || call.choices > CHOICES_MAX {
+        return Err(ApiError::invalid("n", format!("n must be between 1 and {CHOICES_MAX}, got {}", call.choices)));
+    }
+    Ok(())
+}
+
+fn check_stopping(stopping: &Stopping, vocab_size: u32) -> Result<(), ApiError> {
+    let strings = stopping.stop.len();
+    if strings > STOP_STRINGS_MAX {
+        let message = format!("at most {STOP_STRINGS_MAX} stop strings are allowed, got {strings}");
+        return Err(ApiError::invalid("stop", message));
+    }
+    for stop in &stopping.stop {
+        if stop.is_empty() {
+            return Err(ApiError::invalid("stop", "a stop string must not be empty"));
+        }
+        if stop.len() > STOP_STRING_BYTES_MAX {
+            let message = format!("a stop string has at most {STOP_STRING_BYTES_MAX} bytes, got {}", stop.len());
+            return Err(ApiError::invalid("stop", message));
+        }
+    }
+    let ids = stopping.stop_token_ids.len();
+    if ids > STOP_TOKEN_IDS_MAX {
+        let message = format!("at most {STOP_TOKEN_IDS_MAX} stop token ids are allowed, got {ids}");
+        return Err(ApiError::invalid("stop_token_ids", message));
+    }
+    check_ids(&stopping.stop_token_ids, "stop_token_ids", vocab_size)?;
+    if let MaxTokens::Asked { tokens: 0, field } = stopping.max_tokens {
+        return Err(ApiError::invalid(field, format!("{field} must be at least 1, got 0")));
+    }
+    Ok(())
+}
+
+fn check_prompt(prompt: &[u32], field: &'static str, vocab_size: u32) -> Result<(), ApiError> {
+    if prompt.is_empty() {
+        return Err(ApiError::invalid(field, "the prompt has no token: this tokenizer adds none of its own"));
+    }
+    check_ids(prompt, field, vocab_size)
+}
+
+fn check_ids(ids: &[u32], field: &'static str, vocab_size: u32) -> Result<(), ApiError> {
+    match ids.iter().find(|id| **id >= vocab_size) {
+        Some(id) => {
+            let message = format!("token id {id} is outside the vocabulary of {vocab_size} tokens");
+            Err(ApiError::invalid(field, message))
+        }
+        None => Ok(()),
+    }
+}
+
+/// How many tokens may follow a prompt of `prompt_tokens`. Prompt and output share `max_model_len` positions.
+fn max_new_tokens(call: &Call, prompt_tokens: usize, limits: &ModelLimits) -> Result<u32, ApiError> {
+    let length = limits.max_model_len;
+    let room = match u32::try_from(prompt_tokens).ok().and_then(|prompt| length.checked_sub(prompt)) {
+        Some(room) if room > 0 => room,
+        _ => {
+            let message = format!(
+                "the prompt has {prompt_tokens} tokens; this model's context of {length} tokens leaves no room for output"
+            );
+            return Err(ApiError::invalid(call.prompt_field, message));
+        }
+    };
+    // Without a limit from the caller the output may also not outgrow the KV cache of one rank.
+    let pool = limits.block_size.saturating_mul(limits.kv_blocks);
+    let fits = match u32::try_from(prompt_tokens).ok().and_then(|prompt| pool.checked_sub(prompt)) {
+        Some(tokens) if tokens > 0 => room.min(tokens),
+        _ => room,
+    };
+    match call.stopping.max_tokens {
+        MaxTokens::Asked { tokens, field } if tokens > room => {
+            let message = format!(
+                "{field}={tokens} and a prompt of {prompt_tokens} tokens exceed this model's context of {length} tokens"
+            );
+            Err(ApiError::invalid(field, message))
+        }
+        MaxTokens::Asked { tokens, .. } => Ok(tokens),
+        MaxTokens::UpTo(tokens) => Ok(tokens.min(fits)),
+        MaxTokens::AsFits => Ok(fits),
+    }
+}
+
+fn stop_token_ids(stopping: &Stopping, app: &App) -> Vec<u32> {
+    let mut ids = stopping.stop_token_ids.clone();
+    if !stopping.ignore_eos {
+        ids.extend_from_slice(&app.options.tokenizer.settings().eos_token_ids);
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// Tokenizes every text of the call, away from the threads that serve sockets.
+async fn tokenize(tokenizer: Tokenizer, mut call: Call) -> Result<(Call, Vec<Vec<u32>>), ApiError> {
+    let prompts = std::mem::take(&mut call.prompts);
+    let field = call.prompt_field;
+    let job = move || prompts.into_iter().map(|prompt| token_ids(&tokenizer, prompt)).collect::<Result<Vec<_>, _>>();
+    match tokio::task::spawn_blocking(job).await {
+        Ok(Ok(prompts)) => Ok((call, prompts)),
+        Ok(Err(error)) => Err(ApiError::invalid(field, error.to_string())),
+        Err(_) => Err(ApiError::new(Kind::Internal, "the tokenizer failed on this prompt")),
+    }
+}
+
+fn token_ids(tokenizer: &Tokenizer, prompt: Prompt) -> Result<Vec<u32>, paceline_text::Error> {
+    match prompt {
+        Prompt::Tokens(ids) => Ok(ids),
+        Prompt::Text { text, add_special_tokens } => tokenizer.encode(&text, add_special_tokens),
+        // The template writes its own special tokens.
+        Prompt::Chat(input) => tokenizer.encode(&tokenizer.render_chat(&input)?, false),
+    }
+}

@@ -1,0 +1,65 @@
+//! A call as a protocol understood it: typed, but not yet checked against the model.
+
+use paceline_text::ChatInput;
+
+/// One prompt.
+#[derive(Debug, Clone)]
+pub(crate) enum Prompt {
+    /// Text for the tokenizer, with or without its own special tokens.
+    Text { text: String, add_special_tokens: bool },
+    /// Token ids as they are.
+    Tokens(Vec<u32>),
+    /// A conversation for the model's chat template.
+    Chat(ChatInput),
+}
+
+/// How many tokens may be produced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MaxTokens {
+    /// The caller said so, in this field; more than fit is an error.
+    Asked { tokens: u32, field: &'static str },
+    /// The caller said nothing: this many, or as many as fit.
+    UpTo(u32),
+    /// The caller said nothing: as many as fit.
+    AsFits,
+}
+
+/// Sampling fields; what is absent falls back to the model's defaults.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SamplingFields {
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
+    pub(crate) top_k: Option<u32>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) seed: Option<u64>,
+    /// Likeliest tokens reported with each token; `Some(0)` reports the sampled one only.
+    pub(crate) logprobs: Option<u32>,
+}
+
+/// What ends a choice.
+#[derive(Debug, Clone)]
+pub(crate) struct Stopping {
+    pub(crate) max_tokens: MaxTokens,
+    pub(crate) stop: Vec<String>,
+    pub(crate) stop_token_ids: Vec<u32>,
+    pub(crate) ignore_eos: bool,
+    /// Whether the stop string or token stays in the text.
+    pub(crate) include_stop: bool,
+}
+
+/// Everything a call asks for.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    /// The name in responses, logs and the `X-Request-Id` header's wake; need not be unique.
+    pub(crate) id: String,
+    pub(crate) prompts: Vec<Prompt>,
+    /// The field that prompts came in, for errors.
+    pub(crate) prompt_field: &'static str,
+    /// Choices per prompt.
+    pub(crate) choices: u32,
+    pub(crate) sampling: SamplingFields,
+    pub(crate) stopping: Stopping,
+    pub(crate) skip_special_tokens: bool,
+    pub(crate) priority: i32,
+    pub(crate) dp_rank: Option<u32>,
+}

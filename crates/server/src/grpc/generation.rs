@@ -1,0 +1,177 @@
+//! `paceline.v1.Generation`: the same calls as over HTTP, with the same answers and matching codes.
+
+use std::pin::Pin;
+
+use futures_util::Stream;
+use futures_util::StreamExt;
+use futures_util::stream::{once, unfold};
+use paceline_proto::v1::generate_request::Prompt as PromptMessage;
+use paceline_proto::v1::generate_response::StopReason as StopReasonMessage;
+use paceline_proto::v1::generation_server::Generation as GenerationRpc;
+use paceline_proto::v1::{
+    ChatPrompt, FinishReason, GenerateRequest, GenerateResponse, TokenLogprob, TopLogprob, Usage as UsageMessage,
+};
+use paceline_text::ChatInput;
+use serde_json::json;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Request, Response, Status};
+
+use crate::api_error::ApiError;
+use crate::app::App;
+use crate::generate::{
+    Call, CallRecord, Delta, FinishCause, Generation, MaxTokens, Prompt, SamplingFields, StopReason, Stopping,
+    TokenPiece, admit,
+};
+use crate::http::{checked_id, dp_rank};
+use crate::limits::COMPLETION_TOKENS_DEFAULT;
+
+/// The service.
+pub(super) struct GenerationService {
+    app: App,
+}
+
+impl GenerationService {
+    pub(super) fn new(app: App) -> Self {
+        Self { app }
+    }
+}
+
+type Responses = Pin<Box<dyn Stream<Item = Result<GenerateResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl GenerationRpc for GenerationService {
+    type GenerateStream = Responses;
+
+    async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<Responses>, Status> {
+        let (metadata, _, message) = request.into_parts();
+        let mut record = CallRecord::new(&self.app);
+        let call = call(&self.app, &metadata, message).map_err(|error| record.refuse(error))?;
+        let id = call.id.clone();
+        let mut generation = admit(&self.app, call, record).await?;
+        // What fails before the first token fails the call itself, as over HTTP.
+        let first = match generation.next().await {
+            Some(delta) => Some(Ok(response(&id, delta?, &generation))),
+            None => None,
+        };
+        let rest = unfold((generation, id.clone()), async |(mut generation, id)| {
+            let item = match generation.next().await? {
+                Ok(delta) => Ok(response(&id, delta, &generation)),
+                Err(error) => Err(Status::from(error)),
+            };
+            Some((item, (generation, id)))
+        });
+        let responses: Responses = Box::pin(once(std::future::ready(first)).filter_map(std::future::ready).chain(rest));
+        let mut answer = Response::new(responses);
+        if let Ok(value) = MetadataValue::try_from(&id) {
+            answer.metadata_mut().insert("x-request-id", value);
+        }
+        Ok(answer)
+    }
+}
+
+fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<Call, ApiError> {
+    let served = &app.options.model_name;
+    if let Some(model) = message.model.as_ref().filter(|model| *model != served) {
+        return Err(ApiError::unknown_model(model, served));
+    }
+    let id = match metadata.get("x-request-id") {
+        Some(given) => checked_id(given.as_bytes(), "x-request-id")?,
+        None => format!("{:016x}", rand::random::<u64>()),
+    };
+    let sampling = message.sampling.unwrap_or_default();
+    let stopping = message.stopping.unwrap_or_default();
+    let add_special_tokens = message.add_special_tokens.unwrap_or(true);
+    let (prompt, unlimited) = match message.prompt {
+        Some(PromptMessage::Text(text)) => {
+            (Prompt::Text { text, add_special_tokens }, MaxTokens::UpTo(COMPLETION_TOKENS_DEFAULT))
+        }
+        Some(PromptMessage::TokenIds(ids)) => (Prompt::Tokens(ids.ids), MaxTokens::UpTo(COMPLETION_TOKENS_DEFAULT)),
+        Some(PromptMessage::Chat(chat)) => (Prompt::Chat(chat_input(chat)?), MaxTokens::AsFits),
+        None => return Err(ApiError::invalid("prompt", "a prompt is required")),
+    };
+    Ok(Call {
+        id,
+        prompts: vec![prompt],
+        prompt_field: "prompt",
+        choices: message.n.unwrap_or(1),
+        sampling: SamplingFields {
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
+            seed: sampling.seed,
+            logprobs: message.logprobs,
+        },
+        stopping: Stopping {
+            max_tokens: stopping
+                .max_tokens
+                .map_or(unlimited, |tokens| MaxTokens::Asked { tokens, field: "max_tokens" }),
+            stop: stopping.stop,
+            stop_token_ids: stopping.stop_token_ids,
+            ignore_eos: stopping.ignore_eos.unwrap_or(false),
+            include_stop: stopping.include_stop_str_in_output.unwrap_or(false),
+        },
+        skip_special_tokens: message.skip_special_tokens.unwrap_or(true),
+        priority: message.priority.unwrap_or(0),
+        dp_rank: dp_rank(metadata.get("x-data-parallel-rank").map(MetadataValue::as_bytes))?,
+    })
+}
+
+fn chat_input(chat: ChatPrompt) -> Result<ChatInput, ApiError> {
+    if chat.messages.is_empty() {
+        return Err(ApiError::invalid("chat.messages", "messages must not be empty"));
+    }
+    if let Some(index) = chat.messages.iter().position(|message| message.role.is_empty()) {
+        return Err(ApiError::invalid(format!("chat.messages[{index}].role"), "a message needs a role"));
+    }
+    Ok(ChatInput {
+        messages: chat
+            .messages
+            .into_iter()
+            .map(|message| json!({"role": message.role, "content": message.content}))
+            .collect(),
+        add_generation_prompt: chat.add_generation_prompt.unwrap_or(true),
+        variables: serde_json::Map::new(),
+    })
+}
+
+fn response(id: &str, delta: Delta, generation: &Generation) -> GenerateResponse {
+    let usage = generation.is_done().then(|| {
+        let usage = generation.usage();
+        let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
+        UsageMessage { prompt_tokens: count(usage.prompt_tokens), completion_tokens: count(usage.completion_tokens) }
+    });
+    let (finish_reason, stop_reason) = match delta.finish {
+        None => (None, None),
+        Some(finish) => {
+            let reason = match finish.cause {
+                FinishCause::Stop => FinishReason::Stop,
+                FinishCause::Length => FinishReason::Length,
+                FinishCause::Abort => FinishReason::Abort,
+            };
+            let stop = finish.stop_reason.map(|reason| match reason {
+                StopReason::Text(text) => StopReasonMessage::StopText(text),
+                StopReason::Token(token_id) => StopReasonMessage::StopTokenId(token_id),
+            });
+            (Some(reason.into()), stop)
+        }
+    };
+    GenerateResponse {
+        request_id: id.to_owned(),
+        index: delta.index,
+        text: delta.text,
+        token_ids: delta.token_ids,
+        logprobs: delta.pieces.into_iter().map(token_logprob).collect(),
+        finish_reason,
+        usage,
+        stop_reason,
+    }
+}
+
+fn token_logprob(piece: TokenPiece) -> TokenLogprob {
+    TokenLogprob {
+        token_id: piece.token_id,
+        logprob: piece.logprob,
+        top: piece.top.into_iter().map(|(token_id, logprob)| TopLogprob { token_id, logprob }).collect(),
+    }
+}

@@ -1,0 +1,36 @@
+//! Liveness, readiness and version.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::limits::RETRY_AFTER_UNAVAILABLE_S;
+
+/// 200 as long as the daemon answers at all.
+pub(crate) async fn live() -> Json<Value> {
+    Json(json!({"status": "alive"}))
+}
+
+/// 200 only when every rank is in service, else 503; either way with the state of each.
+pub(crate) async fn ready(State(app): State<App>) -> Response {
+    let status = app.handle.status();
+    let ranks: Vec<Value> = status
+        .ranks
+        .iter()
+        .map(|rank| json!({"dp_rank": rank.dp_rank, "state": rank.state.name(), "running": rank.running}))
+        .collect();
+    let body = Json(json!({"ready": status.ready, "ranks": ranks, "waiting": status.waiting}));
+    if status.ready {
+        return body.into_response();
+    }
+    let retry_after = [(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_UNAVAILABLE_S))];
+    (StatusCode::SERVICE_UNAVAILABLE, retry_after, body).into_response()
+}
+
+/// The version of this program.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}

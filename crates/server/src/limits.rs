@@ -1,0 +1,42 @@
+//! The limit on every size that comes from outside.
+
+use std::time::Duration;
+
+/// Bytes of one HTTP request body or gRPC message.
+pub const BODY_BYTES_MAX: usize = 32 << 20;
+
+/// Prompts in one call.
+pub const PROMPTS_MAX: usize = 1_024;
+
+/// Choices per prompt (`n`).
+pub const CHOICES_MAX: u32 = 128;
+
+/// Stop strings of one call.
+pub const STOP_STRINGS_MAX: usize = 64;
+
+/// Bytes of one stop string.
+pub const STOP_STRING_BYTES_MAX: usize = 1_024;
+
+/// Stop token ids of one call.
+pub const STOP_TOKEN_IDS_MAX: usize = 128;
+
+/// Bytes of a request id given by a client.
+pub const REQUEST_ID_BYTES_MAX: usize = 256;
+
+/// Tokens produced for a completion that names no limit, as OpenAI has it.
+pub const COMPLETION_TOKENS_DEFAULT: u32 = 16;
+
+/// When a client refused for load may come again.
+pub const RETRY_AFTER_QUEUE_FULL_S: u64 = 1;
+
+/// When a client refused for want of a ready worker may come again.
+pub const RETRY_AFTER_UNAVAILABLE_S: u64 = 5;
+
+/// Time between comments that keep a silent stream's connection open.
+pub const STREAM_KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Time that open connections get to end once the server is told to stop.
+pub const STOP_GRACE: Duration = Duration::from_millis(500);
+
+/// Time between two looks at readiness for a gRPC health watcher.
+pub const HEALTH_WATCH_INTERVAL: Duration = Duration::from_millis(500);

@@ -1,0 +1,277 @@
+//! What the fleet knows about itself, read from the engine's status at each scrape.
+
+use std::fmt;
+
+use paceline_engine::{FleetStatus, Handle, RankState, RankStatus, Spread};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+/// Encodes the engine's status.
+pub(super) struct FleetCollector {
+    handle: Handle,
+}
+
+impl FleetCollector {
+    pub(super) fn new(handle: Handle) -> Self {
+        Self { handle }
+    }
+}
+
+impl fmt::Debug for FleetCollector {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("FleetCollector").finish_non_exhaustive()
+    }
+}
+
+impl Collector for FleetCollector {
+    fn encode(&self, encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let status = self.handle.status();
+        let mut writer = Writer { encoder };
+        ranks(&mut writer, &status.ranks)?;
+        fleet(&mut writer, &status)?;
+        timings(&mut writer, &status)?;
+        speculation(&mut writer, &status.ranks)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Rank {
+    dp_rank: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RankCause {
+    dp_rank: u32,
+    cause: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RankMode {
+    dp_rank: u32,
+    mode: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RankPosition {
+    dp_rank: u32,
+    position: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Position {
+    position: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Part {
+    part: &'static str,
+    quantile: &'static str,
+}
+
+/// One metric with all its series at a time.
+struct Writer<'a> {
+    encoder: DescriptorEncoder<'a>,
+}
+
+impl Writer<'_> {
+    fn counters<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        series: impl IntoIterator<Item = (L, u64)>,
+    ) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, value) in series {
+            ConstCounter::new(value).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn gauges<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        series: impl IntoIterator<Item = (L, f64)>,
+    ) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in series {
+            ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        ConstCounter::new(value).encode(self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        ConstGauge::new(value).encode(self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+    }
+}
+
+fn by_rank<'a>(
+    ranks: &'a [RankStatus],
+    value: impl Fn(&RankStatus) -> u64 + 'a,
+) -> impl Iterator<Item = (Rank, u64)> + 'a {
+    ranks.iter().map(move |rank| (Rank { dp_rank: rank.dp_rank }, value(rank)))
+}
+
+fn by_rank_gauge<'a>(
+    ranks: &'a [RankStatus],
+    value: impl Fn(&RankStatus) -> f64 + 'a,
+) -> impl Iterator<Item = (Rank, f64)> + 'a {
+    ranks.iter().map(move |rank| (Rank { dp_rank: rank.dp_rank }, value(rank)))
+}
+
+fn by_cause<'a>(
+    ranks: &'a [RankStatus],
+    values: impl Fn(&'a RankStatus) -> &'a [(&'static str, u64)] + 'a,
+) -> impl Iterator<Item = (RankCause, u64)> + 'a {
+    ranks.iter().flat_map(move |rank| {
+        values(rank).iter().map(|(cause, value)| (RankCause { dp_rank: rank.dp_rank, cause }, *value))
+    })
+}
+
+fn ranks(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
+    writer.gauges(
+        "paceline_rank_ready",
+        "1 while the rank is in service",
+        by_rank_gauge(ranks, |rank| f64::from(u8::from(rank.state == RankState::Ready))),
+    )?;
+    writer.gauges(
+        "paceline_requests_running",
+        "Requests that have a seat on the rank",
+        by_rank_gauge(ranks, |rank| rank.running as f64),
+    )?;
+    writer.gauges(
+        "paceline_kv_blocks_used",
+        "KV blocks that requests hold",
+        by_rank_gauge(ranks, |rank| f64::from(rank.kv_blocks_used)),
+    )?;
+    writer.gauges(
+        "paceline_kv_blocks",
+        "KV blocks of the rank's pool",
+        by_rank_gauge(ranks, |rank| f64::from(rank.kv_blocks_total)),
+    )?;
+    writer.counters(
+        "paceline_real_tokens",
+        "Tokens run for requests",
+        by_rank(ranks, |rank| rank.counters.real_tokens),
+    )?;
+    writer.counters(
+        "paceline_padded_tokens",
+        "Tokens run beyond those of requests, by cause",
+        by_cause(ranks, |rank| &rank.counters.padded_tokens),
+    )?;
+    writer.counters(
+        "paceline_dummy_steps",
+        "Steps in which the rank had nothing of its own to run",
+        by_rank(ranks, |rank| rank.counters.dummy_steps),
+    )?;
+    let modes = ranks.iter().flat_map(|rank| {
+        let label = |mode| RankMode { dp_rank: rank.dp_rank, mode };
+        rank.counters.steps_by_mode.iter().map(move |(mode, steps)| (label(*mode), *steps))
+    });
+    writer.counters("paceline_rank_steps", "Steps by mode of the target pass", modes)?;
+    writer.counters(
+        "paceline_downgrades",
+        "Passes that could not run in the better mode, by reason",
+        by_cause(ranks, |rank| &rank.counters.downgrades),
+    )?;
+    writer.counters(
+        "paceline_preemptions",
+        "Requests that lost their blocks and began again",
+        by_rank(ranks, |rank| rank.counters.preemptions),
+    )?;
+    writer.counters(
+        "paceline_worker_restarts",
+        "Workers that took the rank's place after the first",
+        by_rank(ranks, |rank| rank.restarts),
+    )
+}
+
+fn fleet(writer: &mut Writer, status: &FleetStatus) -> fmt::Result {
+    let counters = &status.counters;
+    let ready = f64::from(u8::from(status.ready));
+    writer.gauge("paceline_ready", "1 while every rank is in service", ready)?;
+    writer.gauge("paceline_requests_waiting", "Requests that no rank has started", status.waiting as f64)?;
+    writer.counter("paceline_steps", "Steps of all groups", counters.steps)?;
+    writer.counter("paceline_engine_accepted", "Requests that the engine accepted", counters.accepted)?;
+    writer.counter("paceline_engine_refused", "Requests that the engine refused", counters.refused)?;
+    writer.counter("paceline_engine_finished", "Requests that ended by stop or length", counters.finished)?;
+    writer.counter("paceline_engine_aborted", "Requests whose reader left first", counters.aborted)?;
+    writer.counter("paceline_engine_failed", "Requests that ended with an error", counters.failed)?;
+    writer.counter("paceline_refused_plans", "Plans that a worker refused", counters.refused_plans)
+}
+
+fn timings(writer: &mut Writer, status: &FleetStatus) -> fmt::Result {
+    let timings = &status.timings;
+    let parts: [(&'static str, Spread); 8] = [
+        ("plan", timings.plan),
+        ("encode", timings.encode),
+        ("wire", timings.wire),
+        ("worker_decode", timings.worker_decode),
+        ("worker_fill", timings.worker_fill),
+        ("worker_forward", timings.worker_forward),
+        ("worker_sample", timings.worker_sample),
+        ("commit", timings.commit),
+    ];
+    let seconds = |microseconds: u32| f64::from(microseconds) / 1e6;
+    let series = parts.into_iter().flat_map(|(part, spread)| {
+        [
+            (Part { part, quantile: "0.5" }, seconds(spread.median_us)),
+            (Part { part, quantile: "0.99" }, seconds(spread.p99_us)),
+        ]
+    });
+    writer.gauges("paceline_step_part_seconds", "Where the time of the latest steps went", series)
+}
+
+/// The counters of drafts, and the same sums under the names that vLLM's benchmark client looks for.
+fn speculation(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
+    writer.counters("paceline_drafts", "Rows that had drafts", by_rank(ranks, |rank| rank.counters.drafts))?;
+    writer.counters(
+        "paceline_draft_tokens",
+        "Draft tokens verified",
+        by_rank(ranks, |rank| rank.counters.draft_tokens),
+    )?;
+    writer.counters(
+        "paceline_accepted_tokens",
+        "Draft tokens that the target agreed with",
+        by_rank(ranks, |rank| rank.counters.accepted_tokens),
+    )?;
+    let positions = |rank: &RankStatus| {
+        let dp_rank = rank.dp_rank;
+        let accepted = rank.counters.accepted_per_position.clone();
+        (0_u32..).zip(accepted).map(move |(position, accepted)| (RankPosition { dp_rank, position }, accepted))
+    };
+    writer.counters(
+        "paceline_accepted_tokens_per_position",
+        "Accepted draft tokens by position in the row",
+        ranks.iter().flat_map(positions),
+    )?;
+    let sum = |value: fn(&RankStatus) -> u64| ranks.iter().map(value).sum();
+    writer.counter("vllm:spec_decode_num_drafts", "Rows that had drafts", sum(|rank| rank.counters.drafts))?;
+    writer.counter(
+        "vllm:spec_decode_num_draft_tokens",
+        "Draft tokens verified",
+        sum(|rank| rank.counters.draft_tokens),
+    )?;
+    writer.counter(
+        "vllm:spec_decode_num_accepted_tokens",
+        "Draft tokens that the target agreed with",
+        sum(|rank| rank.counters.accepted_tokens),
+    )?;
+    let mut totals: Vec<u64> = Vec::new();
+    for rank in ranks {
+        let accepted = &rank.counters.accepted_per_position;
+        totals.resize(totals.len().max(accepted.len()), 0);
+        for (total, accepted) in totals.iter_mut().zip(accepted) {
+            *total += accepted;
+        }
+    }
+    let series = (0_u32..).zip(totals).map(|(position, total)| (Position { position }, total));
+    writer.counters("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position", series)
+}

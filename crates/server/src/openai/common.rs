@@ -1,0 +1,138 @@
+//! Fields that completions and chats share.
+
+use serde_json::Value;
+
+use super::fields::{Fields, token_id, wrong_type};
+use super::neutral;
+use crate::api_error::ApiError;
+use crate::generate::{MaxTokens, SamplingFields, Stopping};
+use crate::limits::CHOICES_MAX;
+
+/// How a stream reports usage.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct StreamOptions {
+    /// A last chunk without choices carries the usage; `null` stands in the others.
+    pub(crate) include_usage: bool,
+    /// Every chunk carries the usage so far.
+    pub(crate) continuous_usage: bool,
+}
+
+/// The part that completions and chats share.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) model: Option<String>,
+    pub(crate) sampling: SamplingFields,
+    pub(crate) stop: Vec<String>,
+    pub(crate) stop_token_ids: Vec<u32>,
+    pub(crate) ignore_eos: bool,
+    pub(crate) include_stop: bool,
+    pub(crate) skip_special_tokens: bool,
+    pub(crate) choices: u32,
+    pub(crate) priority: i32,
+    /// The caller's own id for the call; one in the header counts for more.
+    pub(crate) request_id: Option<String>,
+    /// `Some` when the answer is to be streamed.
+    pub(crate) stream: Option<StreamOptions>,
+}
+
+impl Common {
+    /// Takes the shared fields, the ones not built yet included. `sampling.logprobs` stays with the caller.
+    pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let model = fields.text("model")?;
+        let sampling = SamplingFields {
+            temperature: fields.number("temperature")?,
+            top_p: fields.number("top_p")?,
+            top_k: top_k(fields)?,
+            min_p: fields.number("min_p")?,
+            seed: seed(fields)?,
+            logprobs: None,
+        };
+        let common = Self {
+            model,
+            sampling,
+            stop: stop_strings(fields)?,
+            stop_token_ids: stop_token_ids(fields)?,
+            ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+            include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
+            skip_special_tokens: fields.boolean("skip_special_tokens")?.unwrap_or(true),
+            choices: choices(fields)?,
+            priority: priority(fields)?,
+            request_id: fields.text("request_id")?,
+            stream: stream(fields)?,
+        };
+        neutral::accept(fields, neutral::COMMON)?;
+        Ok(common)
+    }
+
+    /// The part about ending, with the token limit of the caller's kind of request.
+    pub(crate) fn stopping(&self, max_tokens: MaxTokens) -> Stopping {
+        Stopping {
+            max_tokens,
+            stop: self.stop.clone(),
+            stop_token_ids: self.stop_token_ids.clone(),
+            ignore_eos: self.ignore_eos,
+            include_stop: self.include_stop,
+        }
+    }
+}
+
+/// -1 and 0 both keep all.
+fn top_k(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let top_k = fields.integer("top_k", -1..=i128::from(i64::MAX))?;
+    Ok(top_k.map(|top_k| u32::try_from(top_k.max(0)).unwrap_or(u32::MAX)))
+}
+
+/// Signed and unsigned 64-bit seeds are both in use; each bit pattern is a seed of its own.
+fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
+    let seed = fields.integer("seed", i128::from(i64::MIN)..=i128::from(u64::MAX))?;
+    Ok(seed.map(|seed| seed as u64))
+}
+
+fn choices(fields: &mut Fields) -> Result<u32, ApiError> {
+    let choices = fields.integer("n", 1..=i128::from(CHOICES_MAX))?.unwrap_or(1);
+    Ok(u32::try_from(choices).expect("checked against the range"))
+}
+
+fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
+    let priority = fields.integer("priority", i128::from(i32::MIN)..=i128::from(i32::MAX))?.unwrap_or(0);
+    Ok(i32::try_from(priority).expect("checked against the range"))
+}
+
+fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    match fields.take("stop") {
+        None => Ok(Vec::new()),
+        Some(Value::String(stop)) => Ok(vec![stop]),
+        Some(Value::Array(stops)) => stops
+            .into_iter()
+            .map(|stop| match stop {
+                Value::String(stop) => Ok(stop),
+                other => Err(wrong_type("stop", "a string or an array of strings", &other)),
+            })
+            .collect(),
+        Some(other) => Err(wrong_type("stop", "a string or an array of strings", &other)),
+    }
+}
+
+fn stop_token_ids(fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
+    match fields.take("stop_token_ids") {
+        None => Ok(Vec::new()),
+        Some(Value::Array(ids)) => ids.iter().map(|id| token_id(id, "stop_token_ids")).collect(),
+        Some(other) => Err(wrong_type("stop_token_ids", "an array of token ids", &other)),
+    }
+}
+
+fn stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
+    let streamed = fields.boolean("stream")?.unwrap_or(false);
+    let mut options = StreamOptions::default();
+    if let Some(value) = fields.take("stream_options") {
+        if !streamed {
+            return Err(ApiError::invalid("stream_options", "stream_options needs stream=true"));
+        }
+        let mut nested = Fields::nested(value, "stream_options")?;
+        options.include_usage = nested.boolean("include_usage")?.unwrap_or(false);
+        options.continuous_usage = nested.boolean("continuous_usage_stats")?.unwrap_or(false);
+        neutral::accept(&mut nested, &[("include_obfuscation", neutral::Neutral::Boolean(false))])?;
+        nested.finish()?;
+    }
+    Ok(streamed.then_some(options))
+}
