@@ -87,6 +87,7 @@ impl Engine {
         let supervisor = Some(Supervisor { orders: ordered, events: events.clone() });
         let abandoned = Abandoned::new(events.clone());
         let publisher = Publisher::default();
+        publisher.publish(crate::convert::status(&fleet));
         Ok(Self { options, fleet, events, received, abandoned, publisher, orders, supervisor })
     }
 

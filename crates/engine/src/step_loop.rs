@@ -41,6 +41,8 @@ pub(crate) struct StepLoop {
     sinks: BTreeMap<RequestId, TokenSink>,
     answers: BTreeMap<RequestId, oneshot::Sender<Result<(), SubmitError>>>,
     running: BTreeMap<GroupId, Running>,
+    /// What requests are to be told in this round.
+    outbox: Vec<Action>,
     started: Instant,
     end: Option<Result<(), String>>,
 }
@@ -53,6 +55,7 @@ impl StepLoop {
             sinks: BTreeMap::new(),
             answers: BTreeMap::new(),
             running: BTreeMap::new(),
+            outbox: Vec::new(),
             started: Instant::now(),
             end: None,
         }
@@ -60,7 +63,6 @@ impl StepLoop {
 
     /// Runs until it is told to stop or cannot go on; the reason in the latter case.
     pub(crate) fn run(mut self) -> Result<(), String> {
-        self.publish();
         loop {
             let Some(event) = self.parts.events.blocking_recv() else {
                 return Ok(());
@@ -76,7 +78,11 @@ impl StepLoop {
                 self.feed(Input::Abort(RequestId(id)));
             }
             self.send_plans();
+            // Workers first, then whoever looks at the status, then readers: who sees an end sees its status too.
             self.publish();
+            for action in std::mem::take(&mut self.outbox) {
+                self.act_on_request(action);
+            }
             if let Some(end) = self.end {
                 return end;
             }
@@ -131,8 +137,11 @@ impl StepLoop {
         if let Some(worker) = worker {
             self.feed(Input::Attached(worker));
         }
-        // A stream that closed meanwhile is reported as lost by its reader's absence of a worker: nothing to do here.
-        let _ = hello.answer.send(worker);
+        if hello.answer.send(worker).is_err()
+            && let Some(worker) = worker
+        {
+            self.feed(Input::Lost(worker, "the steps stream was closed at once".to_owned()));
+        }
     }
 
     fn reply(&mut self, worker: WorkerId, answer: StepAnswer, received: Instant) {
@@ -189,7 +198,7 @@ impl StepLoop {
                 self.peers.remove(worker);
             }
             Action::Answer { .. } | Action::Tokens { .. } | Action::Fail { .. } | Action::Aborted { .. } => {
-                self.act_on_request(action);
+                self.outbox.push(action);
             }
             Action::Respawn { dp_rank } => {
                 if self.parts.orders.try_send(LaunchOrder { dp_rank: dp_rank.get() }).is_err() {

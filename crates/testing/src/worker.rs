@@ -183,9 +183,17 @@ impl Worker {
                         };
                         self.step(envelope, &mut batch, &steps_sender).await?;
                     }
-                    None => return Err(lost("the daemon closed the steps stream")),
+                    None => return Err(self.last_word(&mut control).await),
                 },
             }
+        }
+    }
+
+    /// Both streams end together when the daemon says stop: the reason may still be on its way.
+    async fn last_word(&self, control: &mut Control) -> Ended {
+        match tokio::time::timeout(Duration::from_secs(1), control.receive()).await {
+            Ok(Err(ended)) => ended,
+            Ok(Ok(_)) | Err(_) => lost("the daemon closed the steps stream"),
         }
     }
 

@@ -17,7 +17,7 @@ async fn a11_an_idle_fleet_runs_no_step() {
     // Three ticks and more.
     tokio::time::sleep(Duration::from_millis(400)).await;
     assert_eq!(fleet.handle.status().counters.steps, steps);
-    assert!(fleet.workers.iter().all(|worker| worker.records.all().len() == 8));
+    fleet.until_all_answered().await;
     fleet.stop().await;
 }
 
@@ -30,6 +30,7 @@ async fn a20_a_rank_that_finishes_early_takes_part_to_the_end() {
     let [short, long] = streams;
     expect_text(short, &prompt(1, 4), 5).await;
     expect_text(long, &prompt(2, 4), 500).await;
+    fleet.until_all_answered().await;
     let records: Vec<_> = fleet.workers.iter().map(|worker| worker.records.all()).collect();
     assert_eq!(records[0].len(), records[1].len());
     assert!(records[0].len() >= 500);
@@ -52,6 +53,7 @@ async fn a01_dummies_are_as_long_as_a_decode_row_for_every_k() {
         for (stream, prompt) in streams {
             expect_text(stream, &prompt, 40).await;
         }
+        fleet.until_all_answered().await;
         let [busy, idle] = [0, 1].map(|rank: usize| fleet.workers[rank].records.all());
         assert_eq!(busy.len(), idle.len());
         let mut full_steps = 0;
@@ -84,7 +86,7 @@ async fn a24_a_dummy_beside_a_long_prompt_is_small_and_counted_apart() {
     let fleet = setup.start().await;
     let pinned = GenerateRequest { dp_rank: Some(0), ..request(&prompt(1, 8192), 1) };
     expect_text(fleet.handle.submit(pinned).await.expect("taken"), &prompt(1, 8192), 1).await;
-    let status = fleet.handle.status();
+    let status = fleet.until_all_answered().await;
     let idle = &status.ranks[1].counters;
     assert_eq!((idle.dummy_steps, idle.dummy_tokens, idle.real_tokens), (1, 2, 0));
     let records = fleet.workers[1].records.all();
@@ -98,6 +100,7 @@ async fn a14_the_first_request_may_be_on_any_rank() {
         let fleet = Setup { dp_size: 4, lockstep: true, k: 3, ..Setup::default() }.start().await;
         let pinned = GenerateRequest { dp_rank: Some(dp_rank), ..request(&prompt(9, 6), 3) };
         expect_text(fleet.handle.submit(pinned).await.expect("taken"), &prompt(9, 6), 3).await;
+        fleet.until_all_answered().await;
         assert!(fleet.workers.iter().all(|worker| worker.records.all().first().is_some_and(|record| record.step == 1)));
         fleet.stop().await;
     }

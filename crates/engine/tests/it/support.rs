@@ -158,6 +158,12 @@ impl Fleet {
         }
     }
 
+    /// Waits until every worker of a lockstep fleet has executed every step.
+    pub(crate) async fn until_all_answered(&self) -> FleetStatus {
+        let executed = |steps| self.workers.iter().all(|worker| worker.records.all().len() as u64 == steps);
+        self.until("all answered", |status| executed(status.counters.steps)).await
+    }
+
     pub(crate) async fn submit(&self, prompt: &[u32], max_new_tokens: u32) -> TokenStream {
         self.handle.submit(request(prompt, max_new_tokens)).await.expect("the request is taken")
     }
