@@ -1,1 +1,13 @@
-//! Tests.
+//! The scheduler from outside: worlds of scripted workers that check every plan like real ones.
+
+mod accounting;
+mod balance;
+mod blocks;
+mod exhaustive;
+mod life;
+mod padding;
+mod random;
+mod refusals;
+mod rotation;
+mod shapes;
+mod world;

@@ -1,0 +1,214 @@
+//! Random worlds: requests, aborts, replies in any order, lost groups, ranks that come and go. The world's workers and
+//! its model check every step; what is left at the end must be nothing.
+
+use paceline_plan::{DpRank, GroupId};
+use paceline_scheduler::{Config, Drafter, RequestId, Scheduler, ShapeConfig};
+use proptest::prelude::*;
+
+use crate::world::{Pending, Random, World, limits};
+
+/// A configuration that is small in everything, from one number.
+fn config(seed: u64) -> Config {
+    let mut random = Random(seed);
+    let ranks = 1 + random.below(4);
+    let max_num_seqs = 1 + random.below(6);
+    let k = random.below(5);
+    let mut limits = limits(max_num_seqs, k);
+    limits.seats = max_num_seqs + random.below(3);
+    limits.max_num_batched_tokens = 1 + k + random.below(40);
+    limits.max_model_len = 8 + random.below(60);
+    limits.block_size = 1 + random.below(8);
+    limits.num_blocks = 1 + (limits.max_model_len / limits.block_size) * (1 + random.below(3)) / 2;
+    limits.table_width = (limits.max_model_len + k).div_ceil(limits.block_size);
+    limits.vocab_size = 50;
+    let mut k_values = vec![k];
+    if random.chance(300) {
+        k_values.push(random.below(k + 1));
+    }
+    let shapes = match random.below(5) {
+        0 => ShapeConfig::eager(),
+        1 => ShapeConfig::powers_of_two(max_num_seqs, &k_values, max_num_seqs),
+        2 => ShapeConfig::from_tokens(&[1, 2 * (1 + k)], max_num_seqs.max(2), &k_values),
+        3 => ShapeConfig::cpu_default(max_num_seqs, &k_values, max_num_seqs).with_token_ladder(&[8, 16, 32], &k_values),
+        _ => ShapeConfig::cpu_default(max_num_seqs, &k_values, max_num_seqs),
+    };
+    let groups = match random.below(3) {
+        0 => Config::dense_groups(ranks),
+        1 if ranks > 2 => {
+            let all: Vec<DpRank> = (0..ranks).map(DpRank::new).collect();
+            let (one, other) = all.split_at(2);
+            vec![one.to_vec(), other.to_vec()]
+        }
+        _ => Config::lockstep_groups(ranks),
+    };
+    let mut config = Config::new(groups, limits, shapes);
+    config.k = k;
+    config.k_verify_values = k_values;
+    config.drafter = match random.below(2) {
+        _ if k == 0 => Drafter::None,
+        0 => Drafter::Ngram,
+        _ => Drafter::Model,
+    };
+    config
+}
+
+struct Run {
+    world: World,
+    pending: Vec<Pending>,
+    late: Vec<Pending>,
+    pins: bool,
+}
+
+impl Run {
+    fn event(&mut self) {
+        let groups = self.world.scheduler.config().groups.len() as u32;
+        match self.world.random.below(100) {
+            0..20 => self.submit(),
+            20..50 => {
+                let group = GroupId::new(self.world.random.below(groups));
+                if let Some((_, pending)) = self.world.launch(group) {
+                    self.pending.extend(pending);
+                }
+            }
+            50..88 => self.deliver_one(),
+            88..93 => self.abort(),
+            93..95 => self.late_reply(),
+            95..96 => self.void(groups),
+            96..97 => {
+                let dp_rank = DpRank::new(self.world.random.below(self.world.workers.len() as u32));
+                let available = self.world.random.chance(600);
+                self.world.scheduler.set_available(dp_rank, available);
+            }
+            _ => self.whole_round(),
+        }
+    }
+
+    fn submit(&mut self) {
+        let longest = self.world.scheduler.config().limits.max_model_len;
+        let (prompt, output) = (1 + self.world.random.below(longest), 1 + self.world.random.below(longest / 2));
+        let mut spec = self.world.spec(prompt, output);
+        spec.priority = self.world.random.below(3).cast_signed() - 1;
+        if self.world.random.chance(300) {
+            spec.stop_token_ids = vec![3, 1];
+        }
+        if self.pins && self.world.random.chance(200) {
+            spec.pinned = Some(DpRank::new(self.world.random.below(self.world.workers.len() as u32)));
+        }
+        if let Err(refusal) = self.world.submit_spec(spec) {
+            assert!(!refusal.is_load(), "{refusal}");
+        }
+    }
+
+    fn deliver_one(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let index = self.world.random.below(self.pending.len() as u32) as usize;
+        let pending = self.pending.swap_remove(index);
+        if self.world.random.chance(50) {
+            let (header, reply, dp_rank) = (pending.header, pending.reply.clone(), pending.dp_rank);
+            self.late.push(Pending { dp_rank, header, reply });
+        }
+        self.world.deliver(pending);
+    }
+
+    fn abort(&mut self) {
+        let live: Vec<RequestId> = self.live();
+        if !live.is_empty() {
+            let id = live[self.world.random.below(live.len() as u32) as usize];
+            assert!(self.world.abort(id));
+        }
+    }
+
+    fn live(&self) -> Vec<RequestId> {
+        let live = self.world.requests.iter().filter(|(_, live)| live.finished.is_none() && !live.aborted);
+        live.map(|(id, _)| *id).collect()
+    }
+
+    fn late_reply(&mut self) {
+        if let Some(late) = self.late.pop() {
+            assert!(self.world.deliver(late).is_empty(), "a late reply touches nothing");
+        }
+    }
+
+    fn void(&mut self, groups: u32) {
+        let group = GroupId::new(self.world.random.below(groups));
+        let (void, kept) = self.pending.drain(..).partition(|pending| pending.header.group == group);
+        self.pending = kept;
+        self.late.extend::<Vec<_>>(void);
+        let lost = self.world.scheduler.void_group(group);
+        let epoch = self.world.scheduler.epoch(group).expect("the group exists");
+        for dp_rank in self.world.scheduler.config().groups[group.get() as usize].clone() {
+            self.world.workers[dp_rank.index()].reset(epoch);
+        }
+        for id in lost {
+            if self.world.random.chance(700) {
+                assert!(self.world.scheduler.requeue(id));
+            } else {
+                assert!(self.world.abort(id));
+            }
+        }
+    }
+
+    fn deliver_all(&mut self) {
+        while !self.pending.is_empty() {
+            self.deliver_one();
+        }
+    }
+
+    /// Rule 12: once every group was planned, no rank is idle while a request waits that may start there.
+    fn whole_round(&mut self) {
+        self.deliver_all();
+        let groups = self.world.scheduler.config().groups.len() as u32;
+        let ranks = self.world.workers.len() as u32;
+        (0..ranks).for_each(|dp_rank| self.world.scheduler.set_available(DpRank::new(dp_rank), true));
+        for group in 0..groups {
+            if let Some((_, pending)) = self.world.launch(GroupId::new(group)) {
+                self.pending.extend(pending);
+            }
+        }
+        let stats = self.world.scheduler.stats();
+        if stats.waiting > 0 && !self.pins {
+            for rank in &stats.ranks {
+                assert!(rank.running > 0, "dp_rank {} is idle while {} wait", rank.dp_rank, stats.waiting);
+            }
+        }
+        self.world.scheduler.assert_consistent();
+    }
+}
+
+fn run(seed: u64, events: u32) {
+    let config = config(seed);
+    if Scheduler::new(config.clone()).is_err() {
+        return;
+    }
+    let mut world = World::new(config);
+    world.random = Random(seed ^ 0xabcd);
+    world.accept_permille = world.random.below(1001);
+    world.propose_permille = world.random.below(1001);
+    let pins = world.random.chance(300);
+    let mut run = Run { world, pending: Vec::new(), late: Vec::new(), pins };
+    for _ in 0..events {
+        run.event();
+    }
+    run.whole_round();
+    run.deliver_all();
+    run.world.drain();
+    run.world.assert_drained();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_random_world_holds_the_rules(seed in any::<u64>()) {
+        run(seed, 300);
+    }
+}
+
+#[test]
+fn a_long_random_world_holds_the_rules() {
+    for seed in 0..4 {
+        run(seed, 20_000);
+    }
+}

@@ -1,0 +1,386 @@
+//! A scheduler, a worker per rank, and a model whose every next token is known: each plan is checked against the step
+//! rules, decoded and applied by `plan::seats` as a worker would, and each finished request against the model.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, StepHeader, WorkerStep};
+use paceline_plan::{
+    DpRank, GroupId, LogitsWanted, Mode, PassKind, RankLoad, Row, StepPlan, StepReply, WorkerLimits, digest, to_bytes,
+};
+use paceline_scheduler::{Config, Drafter, Finish, Output, Refusal, RequestId, RequestSpec, Scheduler, ShapeConfig};
+
+/// splitmix64: small, seeded, the same everywhere.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// Below `end`.
+    pub(crate) fn below(&mut self, end: u32) -> u32 {
+        (self.next() % u64::from(end.max(1))) as u32
+    }
+
+    pub(crate) fn chance(&mut self, permille: u32) -> bool {
+        self.below(1000) < permille
+    }
+}
+
+const fn mix(mut value: u64) -> u64 {
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+/// What the model says after these tokens.
+pub(crate) fn next_token(history: &[u32], vocab_size: u32) -> u32 {
+    let tail = history.iter().rev().take(4).fold(history.len() as u64, |hash, token| mix(hash ^ u64::from(*token)));
+    (tail % u64::from(vocab_size)) as u32
+}
+
+/// Sizes that let everything fit, to be narrowed by a test.
+pub(crate) fn limits(max_num_seqs: u32, k: u32) -> WorkerLimits {
+    WorkerLimits {
+        seats: max_num_seqs,
+        max_num_seqs,
+        max_num_batched_tokens: 8192,
+        max_model_len: 4096,
+        block_size: 16,
+        num_blocks: 4096,
+        k_max: k,
+        row_capacity: max_num_seqs,
+        token_capacity: 8192,
+        table_width: (4096 + k).div_ceil(16),
+        vocab_size: 1000,
+    }
+}
+
+/// One lockstep group of `ranks` ranks with ladder 1..=S, n-gram drafts when k > 0.
+pub(crate) fn lockstep(ranks: u32, max_num_seqs: u32, k: u32) -> Config {
+    let shapes = ShapeConfig::cpu_default(max_num_seqs, &[k], max_num_seqs);
+    let mut config = Config::new(Config::lockstep_groups(ranks), limits(max_num_seqs, k), shapes);
+    config.k = k;
+    config.drafter = if k > 0 { Drafter::Ngram } else { Drafter::None };
+    config
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Live {
+    pub(crate) spec: RequestSpec,
+    pub(crate) emitted: Vec<u32>,
+    pub(crate) finished: Option<Finish>,
+    pub(crate) aborted: bool,
+}
+
+pub(crate) struct World {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) workers: Vec<SeatTable>,
+    pub(crate) random: Random,
+    pub(crate) requests: BTreeMap<RequestId, Live>,
+    /// How often a proposed draft is what the model says, in 1/1000.
+    pub(crate) accept_permille: u32,
+    /// How often a row gets all the drafts it may, in 1/1000; else a random number of them.
+    pub(crate) propose_permille: u32,
+    pub(crate) steps: u64,
+    /// Requests in each plan since the world began, by step: only kept when a test asks.
+    pub(crate) trace: Option<Vec<BTreeSet<RequestId>>>,
+    next_id: u64,
+}
+
+/// A worker's step whose reply is not delivered yet.
+pub(crate) struct Pending {
+    pub(crate) dp_rank: DpRank,
+    pub(crate) header: StepHeader,
+    pub(crate) reply: StepReply,
+}
+
+impl World {
+    pub(crate) fn new(config: Config) -> Self {
+        let limits = config.limits;
+        let mut workers: Vec<(DpRank, SeatTable)> = Vec::new();
+        for group in &config.groups {
+            for dp_rank in group {
+                let mut worker = SeatTable::new(limits, *dp_rank, group.clone()).expect("the rank is in its group");
+                worker.reset(paceline_plan::Epoch::new(1));
+                workers.push((*dp_rank, worker));
+            }
+        }
+        workers.sort_by_key(|(dp_rank, _)| *dp_rank);
+        Self {
+            scheduler: Scheduler::new(config).expect("a correct configuration"),
+            workers: workers.into_iter().map(|(_, worker)| worker).collect(),
+            random: Random(7),
+            requests: BTreeMap::new(),
+            accept_permille: 1000,
+            propose_permille: 1000,
+            steps: 0,
+            trace: None,
+            next_id: 0,
+        }
+    }
+
+    pub(crate) fn spec(&mut self, prompt_len: u32, max_new_tokens: u32) -> RequestSpec {
+        self.next_id += 1;
+        let vocab_size = self.scheduler.config().limits.vocab_size;
+        let mut random = Random(self.next_id * 1_000_003);
+        RequestSpec {
+            id: RequestId(self.next_id),
+            prompt: (0..prompt_len).map(|_| random.below(vocab_size)).collect(),
+            max_new_tokens,
+            stop_token_ids: Vec::new(),
+            sampling: self.next_id.to_le_bytes().to_vec(),
+            pinned: None,
+            priority: 0,
+            history: true,
+        }
+    }
+
+    pub(crate) fn submit_spec(&mut self, spec: RequestSpec) -> Result<RequestId, Refusal> {
+        let id = spec.id;
+        self.scheduler.submit(spec.clone())?;
+        self.requests.insert(id, Live { spec, emitted: Vec::new(), finished: None, aborted: false });
+        Ok(id)
+    }
+
+    pub(crate) fn submit(&mut self, prompt_len: u32, max_new_tokens: u32) -> RequestId {
+        let spec = self.spec(prompt_len, max_new_tokens);
+        self.submit_spec(spec).expect("the request fits")
+    }
+
+    pub(crate) fn submit_to(&mut self, dp_rank: u32, prompt_len: u32, max_new_tokens: u32) -> RequestId {
+        let mut spec = self.spec(prompt_len, max_new_tokens);
+        spec.pinned = Some(DpRank::new(dp_rank));
+        self.submit_spec(spec).expect("the request fits")
+    }
+
+    pub(crate) fn abort(&mut self, id: RequestId) -> bool {
+        let done = self.scheduler.abort(id);
+        if done {
+            self.requests.get_mut(&id).expect("a known request").aborted = true;
+        }
+        done
+    }
+
+    /// Plans a step and runs it on every rank's worker; the replies are not delivered.
+    pub(crate) fn launch(&mut self, group: GroupId) -> Option<(StepPlan, Vec<Pending>)> {
+        let plan = self.scheduler.plan(group)?;
+        self.steps += 1;
+        check_plan(&plan, &self.scheduler);
+        let part = to_bytes(plan.group());
+        let header =
+            StepHeader { group, epoch: plan.group().epoch(), step: plan.group().step(), digest: digest(&part) };
+        let mut pending = Vec::new();
+        let mut traced = BTreeSet::new();
+        for rank in plan.ranks() {
+            let dp_rank = rank.dp_rank();
+            let step = self.workers[dp_rank.index()]
+                .begin(header, &part, &to_bytes(rank))
+                .unwrap_or_else(|error| panic!("worker {dp_rank} refuses: {error}"));
+            let outcomes = self.execute(dp_rank, &step, &mut traced);
+            let reply = self.workers[dp_rank.index()].commit(&step, outcomes).expect("outcomes fit their rows");
+            pending.push(Pending { dp_rank, header, reply });
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.push(traced);
+        }
+        Some((plan, pending))
+    }
+
+    fn execute(&mut self, dp_rank: DpRank, step: &WorkerStep, traced: &mut BTreeSet<RequestId>) -> Vec<RowOutcome> {
+        let mut outcomes = Vec::new();
+        for row in step.rank.rows() {
+            let state = self.workers[dp_rank.index()].seat(row.seat).expect("the row's seat is taken").clone();
+            let id = RequestId(u64::from_le_bytes(state.sampling().try_into().expect("eight bytes")));
+            traced.insert(id);
+            let live = &self.requests[&id];
+            let mut known = live.spec.prompt.clone();
+            known.extend_from_slice(&live.emitted);
+            assert_eq!(state.tokens(), &known[..state.known() as usize], "request {id}: what the worker was told");
+            assert!(live.spec.pinned.is_none_or(|pinned| pinned == dp_rank), "request {id} runs where it is pinned");
+            assert!(!live.aborted, "request {id} is in a plan after its abort");
+            let is_last = state.known() as usize == known.len();
+            assert_eq!(row.logits == LogitsWanted::None, !is_last, "request {id}: logits where all is known");
+            outcomes.push(self.outcome(&state, row, step.group.k_draft()));
+        }
+        outcomes
+    }
+
+    fn outcome(&mut self, state: &SeatState, row: &Row, k_draft: u32) -> RowOutcome {
+        let vocab_size = self.scheduler.config().limits.vocab_size;
+        let mut outcome = RowOutcome::default();
+        if row.logits == LogitsWanted::None {
+            return outcome;
+        }
+        let mut history = state.tokens().to_vec();
+        loop {
+            let token = next_token(&history, vocab_size);
+            history.push(token);
+            outcome.emitted.push(token);
+            let verified = outcome.emitted.len() as u32;
+            let agrees = verified <= row.drafts && state.drafts()[verified as usize - 1] == token;
+            if !agrees {
+                break;
+            }
+            outcome.accepted += 1;
+        }
+        let count = if self.random.chance(self.propose_permille) { k_draft } else { self.random.below(k_draft + 1) };
+        for _ in 0..count {
+            let token = next_token(&history, vocab_size);
+            let is_right = self.random.chance(self.accept_permille);
+            let draft = if is_right { token } else { (token + 1) % vocab_size };
+            outcome.proposed.push(draft);
+            history.push(draft);
+        }
+        outcome
+    }
+
+    pub(crate) fn deliver(&mut self, pending: Pending) -> Vec<Output> {
+        let Pending { dp_rank, header, reply } = pending;
+        let outputs = self.scheduler.commit(dp_rank, header.epoch, header.step, reply).expect("a true reply");
+        for output in &outputs {
+            self.take(output);
+        }
+        outputs
+    }
+
+    fn take(&mut self, output: &Output) {
+        let vocab_size = self.scheduler.config().limits.vocab_size;
+        let live = self.requests.get_mut(&output.id).expect("a known request");
+        assert!(live.finished.is_none() && !live.aborted, "request {} gets tokens after its end", output.id);
+        assert!(!output.tokens.is_empty());
+        let mut history = live.spec.prompt.clone();
+        history.extend_from_slice(&live.emitted);
+        for (index, token) in output.tokens.iter().enumerate() {
+            assert_eq!(token.token, next_token(&history, vocab_size), "request {}: text", output.id);
+            history.push(token.token);
+            live.emitted.push(token.token);
+            let is_stop = live.spec.stop_token_ids.contains(&token.token);
+            let is_length = live.emitted.len() as u32 == live.spec.max_new_tokens;
+            let is_last = index + 1 == output.tokens.len();
+            let expected = if is_stop {
+                Some(Finish::Stop(token.token))
+            } else if is_length {
+                Some(Finish::Length)
+            } else {
+                None
+            };
+            assert_eq!(if is_last { output.finished } else { None }, expected, "request {}: end", output.id);
+        }
+        live.finished = output.finished;
+    }
+
+    /// Plans, runs and commits one step.
+    pub(crate) fn step(&mut self, group: u32) -> Option<StepPlan> {
+        let (plan, pending) = self.launch(GroupId::new(group))?;
+        for reply in pending {
+            self.deliver(reply);
+        }
+        Some(plan)
+    }
+
+    /// One step of every group; false when none had one.
+    pub(crate) fn round(&mut self) -> bool {
+        let groups = self.scheduler.config().groups.len() as u32;
+        let plans: Vec<_> = (0..groups).filter_map(|group| self.launch(GroupId::new(group))).collect();
+        let any = !plans.is_empty();
+        for (_, pending) in plans {
+            for reply in pending {
+                self.deliver(reply);
+            }
+        }
+        any
+    }
+
+    /// Steps until nothing is left to run; how many rounds that took.
+    pub(crate) fn drain(&mut self) -> u64 {
+        let mut rounds = 0;
+        while self.round() {
+            rounds += 1;
+            assert!(rounds < 100_000, "no end in sight");
+        }
+        rounds
+    }
+
+    /// Everything that was submitted ended, and nothing is held for it.
+    pub(crate) fn assert_drained(&self) {
+        for (id, live) in &self.requests {
+            assert!(live.aborted || live.finished.is_some(), "request {id} never ended");
+        }
+        let stats = self.scheduler.stats();
+        assert_eq!((stats.waiting, stats.waiting_tokens, stats.void), (0, 0, 0));
+        for rank in &stats.ranks {
+            assert_eq!((rank.running, rank.blocks_used, rank.load_tokens), (0, 0, 0), "dp_rank {}", rank.dp_rank);
+        }
+        self.scheduler.assert_consistent();
+    }
+}
+
+/// The numbers that must hold on every plan, counted here without the scheduler's help.
+pub(crate) fn check_plan(plan: &StepPlan, scheduler: &Scheduler) {
+    let config = scheduler.config();
+    let limits = &config.limits;
+    let group = plan.group();
+    let query_len = 1 + group.k_verify();
+    let ranks = group.dp_ranks().len();
+    assert!(plan.ranks().iter().any(|rank| !rank.is_dummy()), "a step has a row");
+    assert_eq!(plan.ranks().len(), ranks);
+    let expected_passes = if config.drafter == Drafter::Model { 2 + group.k_draft().saturating_sub(1) } else { 1 };
+    assert_eq!(group.passes().len() as u32, expected_passes);
+    for pass in group.passes() {
+        let is_single = matches!(pass.kind(), PassKind::Single { .. });
+        let width = if is_single { 1 } else { query_len };
+        assert_eq!(pass.loads().len(), ranks);
+        assert!(pass.rows_padded().get() <= limits.row_capacity);
+        assert!(pass.tokens_padded().get() <= limits.token_capacity);
+        if pass.mode() == Mode::Full {
+            assert_eq!(pass.tokens_padded().get(), pass.rows_padded().get() * width);
+            let ladder = config.shapes.rows(width);
+            assert!(ladder.contains(&pass.rows_padded().get()), "{} is in {ladder:?}", pass.rows_padded());
+        }
+        if pass.mode() == Mode::Piecewise {
+            assert_eq!(pass.tokens_padded().get() % width, 0);
+        }
+        for load in pass.loads() {
+            assert!(load.rows_run() <= pass.rows_padded().get() && load.tokens_run() <= pass.tokens_padded().get());
+            match load {
+                RankLoad::Real { rows, tokens } => {
+                    assert!(rows.get() >= 1 && tokens.get() >= rows.get());
+                    if pass.mode() == Mode::Full {
+                        assert_eq!(tokens.get(), rows.get() * width);
+                    }
+                }
+                RankLoad::Dummy { query_len: dummy } => {
+                    assert_eq!(dummy.get(), width);
+                    assert!(ranks > 1, "a group of one runs no dummy");
+                }
+            }
+        }
+    }
+    for rank in plan.ranks() {
+        assert!(rank.tokens_real().get() <= limits.max_num_batched_tokens);
+        assert!(rank.rows_real().get() <= limits.max_num_seqs);
+        if rank.is_dummy() {
+            let deltas = rank.admissions().len() + rank.feeds().len() + rank.block_appends().len();
+            assert_eq!((deltas, rank.releases().len()), (0, 0), "a dummy touches no seat and no block");
+        }
+        let full = group.target().mode() == Mode::Full;
+        assert!(!full || rank.decode_rows() == rank.rows_real().get(), "FULL has decode rows only");
+    }
+    check_ledger(scheduler, plan);
+}
+
+/// The explanation's padding adds up to what the plan gives to kernels.
+fn check_ledger(scheduler: &Scheduler, plan: &StepPlan) {
+    let explanation = scheduler.explanation(plan.group().group()).expect("a planned step is explained");
+    assert_eq!(explanation.step, plan.group().step());
+    let padded = u64::from(plan.group().target().tokens_padded().get());
+    for (rank, part) in explanation.ranks.iter().zip(plan.ranks()) {
+        let drafts: u32 = part.rows().iter().map(|row| row.drafts).sum();
+        let prompt: u32 = part.rows()[part.decode_rows() as usize..].iter().map(|row| row.query_len.get()).sum();
+        assert_eq!(rank.real_tokens, part.decode_rows() + drafts + prompt);
+        assert_eq!(u64::from(rank.real_tokens) + rank.padding.total(), padded);
+    }
+}
