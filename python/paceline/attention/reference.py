@@ -6,10 +6,12 @@ contract of another backend; its own kernel takes any shape.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,10 +24,9 @@ from paceline.attention.kv_cache import KvCache
 class _Row:
     """One row of the pass, worked out once and used by every layer."""
 
-    query_begin: int
-    query_end: int
-    # The row's KV as one run of slots, or the slots to gather where its blocks are scattered.
-    run: slice | None
+    kv_len: int
+    # First slot of the row's KV where its blocks are consecutive; else the slots to gather.
+    begin: int
     gather: Tensor | None
     mask: Tensor | None
     is_causal: bool
@@ -42,7 +43,7 @@ class ReferenceAttention:
         self._masks: dict[tuple[int, int], Tensor] = {}
         self._write_slots: Tensor | None = None
         self._write_tokens: Tensor | None = None
-        self._tokens = 0
+        self._query_lens: list[int] = []
 
     @property
     def contract(self) -> Contract:
@@ -62,37 +63,36 @@ class ReferenceAttention:
         else:
             self._write_tokens = is_written.nonzero().squeeze(1)
             self._write_slots = batch.slots[self._write_tokens]
-        starts: list[int] = batch.query_start_loc.tolist()
+        query_lens: list[int] = batch.query_start_loc.diff().tolist()
         kv_lens: list[int] = batch.kv_lens.tolist()
         table = batch.block_table.numpy()
         self._masks = {}
-        self._tokens = batch.tokens
-        self._rows = [self._plan_row(starts[i], starts[i + 1], kv_lens[i], table[i]) for i in range(batch.rows)]
+        self._rows = [self._plan_row(query_lens[i], kv_lens[i], table[i]) for i in range(batch.rows)]
+        padding = batch.slots.shape[0] - batch.tokens
+        self._query_lens = query_lens + [padding] * (padding > 0)
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Write, then read; see `AttentionBackend.attend`."""
         key_pool, value_pool = self._cache.keys[layer], self._cache.values[layer]
         self._write(key_pool, keys)
         self._write(value_pool, values)
-        is_covered = bool(self._rows) and self._rows[-1].query_end == queries.shape[0]
-        output = torch.empty_like(queries) if is_covered else torch.zeros_like(queries)
-        # [1, heads, tokens, head_size], the layout that the kernel takes.
-        heads_first, output_heads_first = queries.transpose(0, 1).unsqueeze(0), output.transpose(0, 1).unsqueeze(0)
-        for row in self._rows:
-            if row.run is not None:
-                row_keys, row_values = key_pool[:, row.run], value_pool[:, row.run]
-            else:
-                assert row.gather is not None
-                row_keys, row_values = key_pool.index_select(1, row.gather), value_pool.index_select(1, row.gather)
-            output_heads_first[:, :, row.query_begin : row.query_end] = functional.scaled_dot_product_attention(
-                heads_first[:, :, row.query_begin : row.query_end],
-                row_keys.unsqueeze(0),
-                row_values.unsqueeze(0),
-                attn_mask=row.mask,
-                is_causal=row.is_causal,
-                enable_gqa=True,
-            )
-        return output.flatten(1)
+        key_pool, value_pool = key_pool.unsqueeze(0), value_pool.unsqueeze(0)
+        # [1, heads, tokens, head_size], the layout that the kernel takes; cut and joined once, not once per row.
+        cuts: Sequence[Tensor] = torch.split_with_sizes(queries.transpose(0, 1).unsqueeze(0), self._query_lens, dim=2)
+        outputs = [self._attend_row(row, cut, key_pool, value_pool) for row, cut in zip(self._rows, cuts, strict=False)]
+        if len(cuts) > len(outputs):
+            # Padding of the inputs that attention is not asked about: its rows are dropped, but must be finite.
+            outputs.append(torch.zeros_like(cuts[-1]))
+        return torch.cat(outputs, dim=2).squeeze(0).transpose(0, 1).flatten(1)
+
+    def _attend_row(self, row: _Row, queries: Tensor, key_pool: Tensor, value_pool: Tensor) -> Tensor:
+        if row.gather is None:
+            keys, values = key_pool.narrow(2, row.begin, row.kv_len), value_pool.narrow(2, row.begin, row.kv_len)
+        else:
+            keys, values = key_pool.index_select(2, row.gather), value_pool.index_select(2, row.gather)
+        return functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=row.mask, is_causal=row.is_causal, enable_gqa=True
+        )
 
     def _write(self, pool: Tensor, new: Tensor) -> None:
         """Store `new [tokens, kv_heads, head_size]`; tokens without a slot are left out, never written anywhere."""
@@ -102,22 +102,21 @@ class ReferenceAttention:
         written = new if self._write_tokens is None else new.index_select(0, self._write_tokens)
         pool.index_copy_(1, self._write_slots, written.transpose(0, 1))
 
-    def _plan_row(self, query_begin: int, query_end: int, kv_len: int, blocks: np.ndarray) -> _Row:
-        query_len = query_end - query_begin
-        run, gather = self._locate(kv_len, blocks)
+    def _plan_row(self, query_len: int, kv_len: int, blocks: NDArray[np.int32]) -> _Row:
+        begin, gather = self._locate(kv_len, blocks)
         is_causal = query_len == kv_len and query_len > 1
         mask = None if is_causal or query_len == 1 else self._mask(query_len, kv_len)
-        return _Row(query_begin, query_end, run, gather, mask, is_causal)
+        return _Row(kv_len, begin, gather, mask, is_causal)
 
-    def _locate(self, kv_len: int, blocks: np.ndarray) -> tuple[slice | None, Tensor | None]:
-        """Find the slots of positions `0 .. kv_len - 1`: one run if the blocks are consecutive."""
+    def _locate(self, kv_len: int, blocks: NDArray[np.int32]) -> tuple[int, Tensor | None]:
+        """Find the slots of positions `0 .. kv_len - 1`: the first one if the blocks are consecutive, else all."""
         block_size = self._cache.block_size
         used = blocks[: -(-kv_len // block_size)]
-        first = int(used[0])
-        if len(used) == 1 or bool((np.diff(used) == 1).all()):
-            return slice(first * block_size, first * block_size + kv_len), None
+        begin = int(used[0]) * block_size
+        if int(used[-1]) - int(used[0]) == len(used) - 1 and bool((np.diff(used) == 1).all()):
+            return begin, None
         slots = (used.astype(np.int64)[:, None] * block_size + np.arange(block_size)).reshape(-1)[:kv_len]
-        return None, torch.from_numpy(slots)
+        return begin, torch.from_numpy(slots)
 
     def _mask(self, query_len: int, kv_len: int) -> Tensor:
         """Which keys each query sees, `[query_len, kv_len]`; rows of one shape share it."""
