@@ -35,10 +35,13 @@ class PagedModel:
         )
         self.backend = ReferenceAttention(self.cache)
 
-    def run(self, rows: list[tuple[list[int], int, list[int]]], padding_rows: int = 0) -> list[torch.Tensor]:
+    def run(
+        self, rows: list[tuple[list[int], int, list[int]]], padding_rows: int = 0, padding_token: int = 0
+    ) -> list[torch.Tensor]:
         """Run one pass. A row is (token ids, tokens computed before, blocks); gives logits `[tokens, vocabulary]` per row.
 
-        Padding rows are of the first row's length, on the null block, and come last.
+        Padding rows are of the first row's length, on the null block, and come last. A `padding_token` other than 0 is
+        poison: its positions are wrong too.
         """
         token_ids: list[int] = []
         positions: list[int] = []
@@ -55,8 +58,8 @@ class PagedModel:
             table[index, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         query_len = len(rows[0][0])
         for _ in range(padding_rows):
-            token_ids += [0] * query_len
-            positions += [0] * query_len
+            token_ids += [padding_token] * query_len
+            positions += [padding_token] * query_len
             slots += [-1] * query_len
             starts.append(starts[-1] + query_len)
             kv_lens.append(query_len)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parity.checkpoints import logits_of, make_checkpoint, random_tokens
-from parity.paged import PagedModel
+from parity.paged import BLOCK_SIZE, PagedModel
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -86,6 +86,27 @@ def test_uniform_rows_with_padding_rows(pair) -> None:
     assert_close(got[0], logits_of(oracle, tokens[0])[16:])
     assert_close(got[1], logits_of(oracle, tokens[1])[20:])
     assert not paged.cache.keys[0][:, :4].any(), "the null block was written"
+
+
+def test_poisoned_padding_and_stale_blocks_leave_real_rows_bit_equal(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    tokens = [random_tokens(20, seed=3), random_tokens(24, seed=4)]
+    blocks = [[3, 4, 5, 6, 7, 8], [20, 10, 21, 11, 22, 12]]
+
+    def decode(padding_token: int, stale: float) -> list[torch.Tensor]:
+        paged = PagedModel(tmp_path)
+        for pool in (*paged.cache.keys, *paged.cache.values):
+            # What earlier requests left: everywhere but in the null block, which is never written.
+            pool[:, BLOCK_SIZE:] = stale
+        paged.run([(tokens[0][:16], 0, blocks[0]), (tokens[1][:20], 0, blocks[1])])
+        return paged.run(
+            [(tokens[0][16:], 16, blocks[0]), (tokens[1][20:], 20, blocks[1])], padding_rows=3, padding_token=padding_token
+        )
+
+    expected = decode(padding_token=0, stale=0.0)
+    for padding_token, stale in ((0, float("nan")), (0, 1e30), (96, float("inf"))):
+        for got, row in zip(decode(padding_token, stale), expected, strict=True):
+            assert torch.equal(got, row)
 
 
 def test_older_spelling_of_rope_gives_the_same_logits(tmp_path: Path) -> None:
