@@ -1,0 +1,220 @@
+//! Every setting of `paceline serve`, once: the flag, its environment variable and its key in a configuration file.
+//!
+//! All fields are optional here, so that a flag can go before the environment, the environment before the file, and the
+//! file before the default, which [`crate::settings`] knows.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// The type that weights and KV cache have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Dtype {
+    /// float32 on a CPU.
+    #[default]
+    Auto,
+    /// 32-bit floats: the reference.
+    Float32,
+    /// 16-bit floats with the range of 32-bit ones.
+    Bfloat16,
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Switch {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogLevel {
+    /// Only what failed.
+    Error,
+    /// And what is worse than it should be.
+    Warn,
+    /// And what an operator wants to know.
+    Info,
+    /// And what each part does.
+    Debug,
+    /// And every step.
+    Trace,
+}
+
+impl LogLevel {
+    /// Name of the level in log filters.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+/// Settings of `paceline serve`. A flag goes before PACELINE_<NAME> in the environment, that before --config, that
+/// before the default.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Flags {
+    /// Model to serve: a Hugging Face folder or a name on the hub [default: SmolLM2-135M-Instruct, fetched once, on
+    /// two ranks]
+    pub(crate) model: Option<String>,
+
+    /// Address that HTTP and gRPC listen on [default: 127.0.0.1]
+    #[arg(long, help_heading = "Network")]
+    pub(crate) host: Option<String>,
+    /// Port of the OpenAI-compatible HTTP server; 0 takes a free one [default: 8000]
+    #[arg(long, help_heading = "Network")]
+    pub(crate) port: Option<u16>,
+    /// Port of the gRPC server; 0 takes a free one [default: the HTTP port + 1]
+    #[arg(long, help_heading = "Network")]
+    pub(crate) grpc_port: Option<u16>,
+    /// Address that workers dial [default: 127.0.0.1]
+    #[arg(long, help_heading = "Network")]
+    pub(crate) control_host: Option<String>,
+    /// Port that workers dial; 0 takes a free one [default: 0]
+    #[arg(long, help_heading = "Network")]
+    pub(crate) control_port: Option<u16>,
+    /// Key that clients must send as a bearer token on every route but /health [default: none]
+    #[arg(long, help_heading = "Network", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
+    /// Name that clients call the model by [default: the model as given]
+    #[arg(long, help_heading = "Network")]
+    pub(crate) served_model_name: Option<String>,
+
+    /// Data-parallel ranks, each with its own requests and KV cache; also -dp N [default: 2 for the demo, else 1]
+    #[arg(long, help_heading = "Ranks")]
+    pub(crate) data_parallel_size: Option<u32>,
+    /// Workers of one rank; also -tp N; only 1 is supported [default: 1]
+    #[arg(long, help_heading = "Ranks")]
+    pub(crate) tensor_parallel_size: Option<u32>,
+    /// Step all ranks together and let them compare every pass: a test aid [default: off]
+    #[arg(long, help_heading = "Ranks")]
+    pub(crate) lockstep: Option<Switch>,
+
+    /// Type of weights and KV cache [default: auto, float32 on a CPU]
+    #[arg(long, help_heading = "Model")]
+    pub(crate) dtype: Option<Dtype>,
+    /// L: tokens of one request, prompt and output [default: what the model was made for]
+    #[arg(long, help_heading = "Model")]
+    pub(crate) max_model_len: Option<u32>,
+    /// Attention backend of the workers [default: reference]
+    #[arg(long, help_heading = "Model")]
+    pub(crate) attention_backend: Option<String>,
+    /// Keep to the contract of another backend, such as trtllm or flashinfer [default: the backend's own]
+    #[arg(long, help_heading = "Model")]
+    pub(crate) attention_contract: Option<String>,
+    /// Folder for prepared models [default: ~/.cache/paceline]
+    #[arg(long, help_heading = "Model")]
+    pub(crate) cache_dir: Option<String>,
+
+    /// S: requests that run at once, per rank [default: 64]
+    #[arg(long, help_heading = "Batches (limits per rank)")]
+    pub(crate) max_num_seqs: Option<u32>,
+    /// B: tokens in one step before padding, per rank [default: 2048]
+    #[arg(long, help_heading = "Batches (limits per rank)")]
+    pub(crate) max_num_batched_tokens: Option<u32>,
+    /// Drafts, as JSON: {"method": "ngram", "num_speculative_tokens": K} [default: none]
+    #[arg(long, help_heading = "Batches (limits per rank)")]
+    pub(crate) speculative_config: Option<String>,
+    /// No fixed-shape steps at all
+    #[arg(long, help_heading = "Batches (limits per rank)", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true")]
+    pub(crate) enforce_eager: Option<bool>,
+    /// Sizes of fixed-shape steps in tokens, as 1,2,4,8 [default: on a CPU every number of rows up to S]
+    #[arg(long, help_heading = "Batches (limits per rank)", value_delimiter = ',')]
+    pub(crate) cudagraph_capture_sizes: Option<Vec<u32>>,
+
+    /// Tokens of one KV block [default: 16]
+    #[arg(long, help_heading = "KV cache (limits per rank)")]
+    pub(crate) block_size: Option<u32>,
+    /// KV blocks, per rank [default: what --kv-cache-memory-bytes holds]
+    #[arg(long, help_heading = "KV cache (limits per rank)")]
+    pub(crate) num_gpu_blocks_override: Option<u32>,
+    /// Bytes of KV cache, per rank [default: 1 GiB]
+    #[arg(long, help_heading = "KV cache (limits per rank)")]
+    pub(crate) kv_cache_memory_bytes: Option<u64>,
+
+    /// Requests that may wait beyond those that run; more get 429 [default: no limit]
+    #[arg(long, help_heading = "Queue (limits of the whole fleet)")]
+    pub(crate) max_num_queued_reqs: Option<u32>,
+    /// Prompt tokens that may wait beyond those that run; more get 429 [default: no limit]
+    #[arg(long, help_heading = "Queue (limits of the whole fleet)")]
+    pub(crate) max_num_queued_tokens: Option<u64>,
+
+    /// Interpreter that prepares models and runs workers [default: this one, or python3]
+    #[arg(long, help_heading = "Processes")]
+    pub(crate) python: Option<String>,
+    /// Start no workers: wait for ones that dial in
+    #[arg(long, help_heading = "Processes", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) no_spawn: Option<bool>,
+    /// What workers must present to join [default: drawn at start-up]
+    #[arg(long, help_heading = "Processes", hide_env_values = true)]
+    pub(crate) join_token: Option<String>,
+    /// CPU threads of one rank [default: the cores divided among the ranks]
+    #[arg(long, help_heading = "Processes")]
+    pub(crate) threads_per_rank: Option<u32>,
+    /// Seconds until every rank must be in service [default: 1800]
+    #[arg(long, help_heading = "Processes")]
+    pub(crate) startup_timeout: Option<u64>,
+    /// Seconds that a step may take before its worker is given up, and 20 ms more for each token [default: 300]
+    #[arg(long, help_heading = "Processes")]
+    pub(crate) step_timeout: Option<u64>,
+    /// Seconds that running requests may go on after SIGTERM or SIGINT [default: 0]
+    #[arg(long, help_heading = "Processes")]
+    pub(crate) shutdown_timeout: Option<u64>,
+    /// How much is logged [default: info]
+    #[arg(long, help_heading = "Processes")]
+    pub(crate) log_level: Option<LogLevel>,
+
+    /// Command to start as a worker instead of the Python one, for tests.
+    #[arg(long, hide = true)]
+    pub(crate) worker_command: Option<String>,
+    /// Take MODEL as a folder that is prepared already, for tests without Python.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) skip_prepare: Option<bool>,
+}
+
+impl Flags {
+    /// These settings, and where they say nothing those of `below`.
+    pub(crate) fn over(self, below: Self) -> Self {
+        let mut merged = as_map(below);
+        merged.extend(as_map(self).into_iter().filter(|(_, value)| !value.is_null()));
+        serde_json::from_value(merged.into()).expect("invariant: both halves are settings of the same type")
+    }
+}
+
+fn as_map(flags: Flags) -> serde_json::Map<String, serde_json::Value> {
+    match serde_json::to_value(flags) {
+        Ok(serde_json::Value::Object(map)) => map,
+        other => unreachable!("settings are a map of plain values, not {other:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_above_goes_before_what_is_said_below() {
+        let above = Flags { port: Some(1), lockstep: Some(Switch::On), ..Flags::default() };
+        let below = Flags { port: Some(2), host: Some("::1".to_owned()), ..Flags::default() };
+        let merged = above.over(below);
+        assert_eq!((merged.port, merged.host.as_deref(), merged.lockstep), (Some(1), Some("::1"), Some(Switch::On)));
+    }
+
+    #[test]
+    fn files_are_read_by_the_flags_names_and_unknown_keys_are_errors() {
+        let flags: Flags = toml::from_str("max-num-seqs = 4\nlockstep = \"on\"\nenforce-eager = true").expect("valid");
+        assert_eq!((flags.max_num_seqs, flags.lockstep, flags.enforce_eager), (Some(4), Some(Switch::On), Some(true)));
+        let error = toml::from_str::<Flags>("max-num-sequences = 4").expect_err("no such key");
+        assert!(error.message().contains("max-num-sequences"), "{error}");
+    }
+}

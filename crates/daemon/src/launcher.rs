@@ -1,0 +1,210 @@
+//! Starts the workers, passes their lines on, and replaces them when the engine says so.
+//!
+//! It runs on a thread of its own that lives until the last worker is gone, because the kernel kills a worker when the
+//! thread that started it ends.
+
+use std::collections::VecDeque;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use paceline_engine::{ExitReporter, Supervisor};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+
+use crate::process::{bind, reap};
+
+/// Starts of one rank's worker within [`RESTART_WINDOW`].
+const RESTARTS_MAX: usize = 5;
+const RESTART_WINDOW: Duration = Duration::from_secs(60);
+/// Before the second start of a worker; doubled for each one after.
+const FIRST_BACKOFF: Duration = Duration::from_millis(250);
+/// What a worker that was told to stop gets to end by itself.
+const STOP_GRACE: Duration = Duration::from_millis(1_200);
+
+/// How to start a worker.
+#[derive(Clone, Debug)]
+pub(crate) struct WorkerCommand {
+    pub(crate) program: String,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) daemon_address: String,
+    pub(crate) model_folder: String,
+    pub(crate) join_token: String,
+}
+
+/// The launcher's thread.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    thread: std::thread::JoinHandle<()>,
+    exit_code: Arc<AtomicU8>,
+}
+
+impl Launcher {
+    /// Starts one worker per rank. It ends, and its workers with it, when the engine has ended.
+    ///
+    /// # Errors
+    /// When the operating system gives no thread.
+    pub(crate) fn start(command: WorkerCommand, dp_size: u32, supervisor: Supervisor) -> std::io::Result<Self> {
+        let exit_code = Arc::new(AtomicU8::new(0));
+        let shared = Arc::clone(&exit_code);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let thread = std::thread::Builder::new().name("launcher".to_owned()).spawn(move || {
+            runtime.block_on(supervise(command, dp_size, supervisor, shared));
+        })?;
+        Ok(Self { thread, exit_code })
+    }
+
+    /// Waits until every worker is gone. The exit code of the last worker that ended with one, for bad usage.
+    pub(crate) fn join(self) -> u8 {
+        if self.thread.join().is_err() {
+            tracing::error!("the launcher panicked");
+        }
+        self.exit_code.load(Ordering::Relaxed)
+    }
+}
+
+async fn supervise(command: WorkerCommand, dp_size: u32, mut supervisor: Supervisor, exit_code: Arc<AtomicU8>) {
+    let mut ranks = Vec::new();
+    let mut orders = Vec::new();
+    for dp_rank in 0..dp_size {
+        let (sender, receiver) = mpsc::channel(8);
+        let rank = Rank {
+            dp_rank,
+            command: command.clone(),
+            orders: receiver,
+            reporter: supervisor.reporter(),
+            starts: VecDeque::new(),
+            exit_code: Arc::clone(&exit_code),
+        };
+        ranks.push(tokio::spawn(rank.run()));
+        orders.push(sender);
+    }
+    while let Some(order) = supervisor.order().await {
+        if let Some(sender) = orders.get(order.dp_rank as usize) {
+            // A rank with eight orders waiting is going to be started in any case.
+            let _ = sender.try_send(());
+        }
+    }
+    drop(orders);
+    for rank in ranks {
+        if rank.await.is_err() {
+            tracing::error!("a rank's supervision panicked");
+        }
+    }
+}
+
+/// One rank's place for a worker.
+struct Rank {
+    dp_rank: u32,
+    command: WorkerCommand,
+    orders: mpsc::Receiver<()>,
+    reporter: ExitReporter,
+    starts: VecDeque<Instant>,
+    exit_code: Arc<AtomicU8>,
+}
+
+impl Rank {
+    async fn run(mut self) {
+        loop {
+            let wanted = match self.spawn() {
+                Ok(child) => self.watch(child).await,
+                Err(error) => {
+                    let how = format!("cannot start {}: {error}", self.command.program);
+                    self.reporter.exited(self.dp_rank, 0, &how).await;
+                    self.orders.recv().await.is_some()
+                }
+            };
+            if !wanted || !self.back_off().await {
+                return;
+            }
+        }
+    }
+
+    /// Watches a worker until it is gone. Whether another one is wanted.
+    async fn watch(&mut self, mut child: Child) -> bool {
+        let process_id = child.id().unwrap_or(0);
+        let ended = tokio::select! {
+            status = child.wait() => Some(status),
+            order = self.orders.recv() => {
+                reap(&mut child, STOP_GRACE).await;
+                return order.is_some();
+            }
+        };
+        if let Some(Ok(status)) = ended {
+            if let Some(code) = status.code().and_then(|code| u8::try_from(code).ok()) {
+                self.exit_code.store(code, Ordering::Relaxed);
+            }
+            self.reporter.exited(self.dp_rank, process_id, &status.to_string()).await;
+        } else {
+            self.reporter.exited(self.dp_rank, process_id, "it cannot be watched").await;
+        }
+        self.orders.recv().await.is_some()
+    }
+
+    /// Waits until the next start is due. False when none is wanted any more.
+    async fn back_off(&mut self) -> bool {
+        while self.starts.front().is_some_and(|start| start.elapsed() > RESTART_WINDOW) {
+            self.starts.pop_front();
+        }
+        let recent = self.starts.len();
+        let delay = match self.starts.front() {
+            Some(oldest) if recent > RESTARTS_MAX => RESTART_WINDOW.saturating_sub(oldest.elapsed()),
+            _ => FIRST_BACKOFF * (1 << recent.saturating_sub(1).min(RESTARTS_MAX)),
+        };
+        tracing::info!("dp{}: starting another worker in {} ms", self.dp_rank, delay.as_millis());
+        let until = tokio::time::sleep(delay);
+        tokio::pin!(until);
+        loop {
+            tokio::select! {
+                () = &mut until => return true,
+                order = self.orders.recv() => if order.is_none() { return false },
+            }
+        }
+    }
+
+    fn spawn(&mut self) -> std::io::Result<Child> {
+        self.starts.push_back(Instant::now());
+        let mut command = Command::new(&self.command.program);
+        command
+            .args(&self.command.arguments)
+            .args(["--daemon-address", &self.command.daemon_address])
+            .args(["--dp-rank", &self.dp_rank.to_string()])
+            .args(["--model", &self.command.model_folder])
+            .env("PACELINE_JOIN_TOKEN", &self.command.join_token)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        bind(&mut command, libc::SIGKILL);
+        let mut child = command.spawn()?;
+        let prefix = format!("dp{}: ", self.dp_rank);
+        if let Some(stdout) = child.stdout.take() {
+            tokio::spawn(pass_on(stdout, prefix.clone()));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            tokio::spawn(pass_on(stderr, prefix));
+        }
+        Ok(child)
+    }
+}
+
+/// Prints a worker's lines with its rank before them. Of a line that was rewritten in place, the last state counts.
+async fn pass_on(stream: impl AsyncRead + Unpin, prefix: String) {
+    let mut reader = BufReader::new(stream);
+    let mut bytes = Vec::new();
+    loop {
+        bytes.clear();
+        match reader.read_until(b'\n', &mut bytes).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        let line = text.trim_end().rsplit('\r').next().unwrap_or_default();
+        if line.is_empty() {
+            continue;
+        }
+        let own = line.starts_with(&prefix);
+        eprintln!("{}{line}", if own { "" } else { &prefix });
+    }
+}

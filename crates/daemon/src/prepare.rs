@@ -1,0 +1,72 @@
+//! Model preparation, a child process: it finds, fetches and converts, and prints where the result is.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context, anyhow};
+use serde::Deserialize;
+use tokio::io::AsyncReadExt;
+use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
+
+use crate::Failure;
+use crate::failure::EXIT_USAGE;
+use crate::process::{bind, signal_group};
+use crate::settings::Settings;
+
+/// A model that can be served.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Prepared {
+    /// Its folder.
+    pub(crate) path: PathBuf,
+    /// What it is called.
+    #[serde(default)]
+    pub(crate) name: Option<String>,
+}
+
+/// Runs the preparation of the model in `settings`. What it prints on stderr is for people and passes through.
+///
+/// # Errors
+/// [`Failure::Told`] when the child has said why in a line of its own.
+pub(crate) async fn prepare(settings: &Settings, stop: &CancellationToken) -> Result<Prepared, Failure> {
+    if settings.flags.skip_prepare == Some(true) {
+        let path = PathBuf::from(settings.flags.model.clone().unwrap_or_default());
+        return Ok(Prepared { path, name: None });
+    }
+    let mut command = Command::new(&settings.python);
+    command.args(["-m", "paceline.weights.prepare"]);
+    match &settings.flags.model {
+        Some(model) => command.args(["--model", model]),
+        None => command.args(["--demo", "smollm2"]),
+    };
+    if let Some(folder) = &settings.flags.cache_dir {
+        command.args(["--cache-dir", folder]);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    bind(&mut command, libc::SIGTERM);
+    let mut child = command
+        .spawn()
+        .map_err(|error| Failure::Usage(format!("cannot start --python {}: {error}", settings.python)))?;
+    let mut stdout = child.stdout.take().context("invariant: stdout is piped")?;
+    let mut printed = String::new();
+    tokio::select! {
+        read = stdout.read_to_string(&mut printed) => { read.context("reading from the model preparation")?; }
+        () = stop.cancelled() => {
+            if let Some(process_id) = child.id() {
+                signal_group(process_id, libc::SIGTERM);
+            }
+            crate::process::reap(&mut child, std::time::Duration::from_secs(1)).await;
+            return Err(Failure::Told(0));
+        }
+    }
+    let status = child.wait().await.context("waiting for the model preparation")?;
+    if !status.success() {
+        return Err(match status.code() {
+            Some(code) if code == i32::from(EXIT_USAGE) => Failure::Told(EXIT_USAGE),
+            _ => anyhow!("the model preparation ended with {status}").into(),
+        });
+    }
+    let last = printed.lines().last().unwrap_or_default();
+    let prepared = serde_json::from_str(last).context("the model preparation printed no path")?;
+    Ok(prepared)
+}

@@ -1,0 +1,310 @@
+//! From flags to checked settings: the file below the flags, defaults below both, ranges, and what follows from them.
+
+use std::path::{Path, PathBuf};
+
+use paceline_engine::ModelSettings;
+use paceline_fleet::{Config as FleetConfig, Deadlines};
+use paceline_plan::WorkerLimits;
+use paceline_scheduler::{Drafter, QueueLimits, ShapeConfig};
+use serde::Deserialize;
+
+use crate::Failure;
+use crate::cli::Serve;
+use crate::flags::{Dtype, Flags, LogLevel, Switch};
+
+/// Ranks of the demo.
+const DEMO_RANKS: u32 = 2;
+
+/// Settings of `paceline serve`, checked as far as they can be without the model.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) flags: Flags,
+    pub(crate) dp_size: u32,
+    pub(crate) speculation: Option<Speculation>,
+    pub(crate) python: String,
+    pub(crate) join_token: String,
+    pub(crate) join_token_drawn: bool,
+    pub(crate) log_level: LogLevel,
+}
+
+/// `--speculative-config`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Speculation {
+    #[allow(dead_code, reason = "checked by its type; n-gram is the only method")]
+    method: Method,
+    num_speculative_tokens: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Method {
+    Ngram,
+}
+
+fn usage(message: impl Into<String>) -> Failure {
+    Failure::Usage(message.into())
+}
+
+fn within(flag: &str, value: u64, least: u64, most: u64) -> Result<(), Failure> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(usage(format!("{flag} is {value}, must be between {least} and {most}")))
+}
+
+impl Settings {
+    /// Joins flags, environment, file and defaults.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] with one line that names the flag and both numbers.
+    pub(crate) fn new(serve: Serve, interpreter: Option<String>) -> Result<Self, Failure> {
+        let flags = match &serve.config {
+            Some(path) => serve.flags.over(read_file(path)?),
+            None => serve.flags,
+        };
+        let demo = flags.model.is_none();
+        let dp_size = flags.data_parallel_size.unwrap_or(if demo { DEMO_RANKS } else { 1 });
+        within("--data-parallel-size", dp_size.into(), 1, 1_024)?;
+        let tp_size = flags.tensor_parallel_size.unwrap_or(1);
+        if tp_size != 1 {
+            return Err(usage(format!("--tensor-parallel-size is {tp_size}, only 1 is supported")));
+        }
+        let speculation = flags.speculative_config.as_deref().map(speculation).transpose()?;
+        let python = flags.python.clone().or(interpreter).unwrap_or_else(|| "python3".to_owned());
+        let join_token_drawn = flags.join_token.is_none();
+        let join_token = flags.join_token.clone().unwrap_or_else(|| format!("{:032x}", rand::random::<u128>()));
+        let log_level = flags.log_level.unwrap_or(LogLevel::Info);
+        let settings = Self { flags, dp_size, speculation, python, join_token, join_token_drawn, log_level };
+        settings.check()?;
+        Ok(settings)
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        let flags = &self.flags;
+        within("--max-num-seqs", self.max_num_seqs().into(), 1, 65_536)?;
+        within("--max-num-batched-tokens", self.max_num_batched_tokens().into(), 1, 1 << 24)?;
+        within("--block-size", self.block_size().into(), 1, 4_096)?;
+        if let Some(length) = flags.max_model_len {
+            within("--max-model-len", length.into(), 2, 1 << 28)?;
+        }
+        if let Some(blocks) = flags.num_gpu_blocks_override {
+            within("--num-gpu-blocks-override", blocks.into(), 1, 1 << 30)?;
+        }
+        if let Some(sizes) = &flags.cudagraph_capture_sizes {
+            for size in sizes {
+                within("--cudagraph-capture-sizes", u64::from(*size), 1, 1 << 24)?;
+            }
+        }
+        if self.flags.skip_prepare == Some(true) && flags.model.is_none() {
+            return Err(usage("--skip-prepare needs a model folder"));
+        }
+        // Everything that does not depend on the model, before it is fetched.
+        let config = self.fleet(flags.max_model_len.unwrap_or(1_024));
+        paceline_fleet::Fleet::new(config).map(drop).map_err(|error| usage(error.to_string()))
+    }
+
+    fn k(&self) -> u32 {
+        self.speculation.map_or(0, |speculation| speculation.num_speculative_tokens)
+    }
+
+    fn max_num_seqs(&self) -> u32 {
+        self.flags.max_num_seqs.unwrap_or(64)
+    }
+
+    fn max_num_batched_tokens(&self) -> u32 {
+        self.flags.max_num_batched_tokens.unwrap_or(2_048)
+    }
+
+    fn block_size(&self) -> u32 {
+        self.flags.block_size.unwrap_or(16)
+    }
+
+    pub(crate) fn host(&self) -> &str {
+        self.flags.host.as_deref().unwrap_or("127.0.0.1")
+    }
+
+    pub(crate) fn control_host(&self) -> &str {
+        self.flags.control_host.as_deref().unwrap_or("127.0.0.1")
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.flags.port.unwrap_or(8_000)
+    }
+
+    /// The port after HTTP's, unless that one is any free one.
+    pub(crate) fn grpc_port(&self) -> u16 {
+        self.flags.grpc_port.unwrap_or(if self.port() == 0 { 0 } else { self.port().saturating_add(1) })
+    }
+
+    /// L for a model that was made for `context_len` tokens.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] when more is asked for, with both numbers.
+    pub(crate) fn max_model_len(&self, context_len: Option<u32>) -> Result<u32, Failure> {
+        match (self.flags.max_model_len, context_len) {
+            (Some(asked), Some(most)) if asked > most => {
+                Err(usage(format!("--max-model-len is {asked}, the model was made for at most {most} tokens")))
+            }
+            (Some(asked), _) => Ok(asked),
+            (None, Some(most)) => Ok(most),
+            (None, None) => Err(usage("config.json says no length: give --max-model-len")),
+        }
+    }
+
+    /// What the fleet is made with.
+    pub(crate) fn fleet(&self, max_model_len: u32) -> FleetConfig {
+        let (k, rows, tokens) = (self.k(), self.max_num_seqs(), self.max_num_batched_tokens());
+        let shapes = match (&self.flags.cudagraph_capture_sizes, self.flags.enforce_eager) {
+            (_, Some(true)) => ShapeConfig::eager(),
+            (Some(sizes), _) => ShapeConfig::from_tokens(sizes, rows, &[k]),
+            (None, _) => ShapeConfig::cpu_default(rows, &[k], rows),
+        };
+        let uniform = |(query_len, ladder): (&u32, &Vec<u32>)| {
+            ladder.last().map_or(0, |entry| entry.saturating_mul(*query_len))
+        };
+        let largest_uniform = shapes.row_ladders.iter().map(uniform).max().unwrap_or(0);
+        let limits = WorkerLimits {
+            seats: rows,
+            max_num_seqs: rows,
+            max_num_batched_tokens: tokens,
+            max_model_len,
+            block_size: self.block_size(),
+            num_blocks: 0,
+            k_max: k,
+            row_capacity: rows,
+            token_capacity: tokens.max(largest_uniform),
+            table_width: max_model_len.saturating_add(k).div_ceil(self.block_size()),
+            vocab_size: 0,
+        };
+        let seconds = |value: Option<u64>, default: u64| value.map_or(default, |seconds| seconds.saturating_mul(1_000));
+        let defaults = Deadlines::default();
+        FleetConfig {
+            dp_size: self.dp_size,
+            lockstep: self.flags.lockstep == Some(Switch::On),
+            join_token: self.join_token.clone(),
+            protocol_hash: paceline_proto::PROTOCOL_HASH.to_owned(),
+            limits,
+            shapes,
+            k,
+            drafter: if self.speculation.is_some() { Drafter::Ngram } else { Drafter::None },
+            queue: QueueLimits { requests: self.flags.max_num_queued_reqs, tokens: self.flags.max_num_queued_tokens },
+            fatal_start: self.spawns(),
+            deadlines: Deadlines {
+                start_ms: seconds(self.flags.startup_timeout, defaults.start_ms),
+                step_ms: seconds(self.flags.step_timeout, defaults.step_ms),
+                ..defaults
+            },
+        }
+    }
+
+    /// What workers are told besides.
+    pub(crate) fn model(&self, folder: &Path) -> ModelSettings {
+        let dtype = match self.flags.dtype.unwrap_or_default() {
+            Dtype::Auto | Dtype::Float32 => "float32",
+            Dtype::Bfloat16 => "bfloat16",
+        };
+        ModelSettings {
+            model_path: folder.display().to_string(),
+            dtype: dtype.to_owned(),
+            device: "cpu".to_owned(),
+            attention_backend: self.flags.attention_backend.clone().unwrap_or_else(|| "reference".to_owned()),
+            attention_contract: self.flags.attention_contract.clone().unwrap_or_default(),
+            kv_cache_memory_bytes: self.flags.kv_cache_memory_bytes.unwrap_or(1 << 30),
+            num_blocks_override: self.flags.num_gpu_blocks_override.unwrap_or(0),
+            threads: self.flags.threads_per_rank.unwrap_or(0),
+        }
+    }
+
+    pub(crate) fn spawns(&self) -> bool {
+        self.flags.no_spawn != Some(true)
+    }
+}
+
+fn read_file(path: &PathBuf) -> Result<Flags, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| usage(format!("cannot read the configuration {}: {error}", path.display())))?;
+    toml::from_str(&text).map_err(|error| {
+        let message = error.message().lines().collect::<Vec<_>>().join(" ");
+        usage(format!("{}: {message}", path.display()))
+    })
+}
+
+fn speculation(json: &str) -> Result<Speculation, Failure> {
+    let read: Speculation =
+        serde_json::from_str(json).map_err(|error| usage(format!("--speculative-config: {error}")))?;
+    within("num_speculative_tokens of --speculative-config", read.num_speculative_tokens.into(), 1, 64)?;
+    Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(flags: Flags) -> Result<Settings, String> {
+        let flags = Flags { model: flags.model.or(Some("folder".to_owned())), ..flags };
+        Settings::new(Serve { config: None, flags }, None).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn the_demo_has_two_ranks_and_a_model_has_one() {
+        let demo = Settings::new(Serve { config: None, flags: Flags::default() }, None).expect("valid");
+        assert_eq!(demo.dp_size, 2);
+        assert_eq!(settings(Flags::default()).map(|settings| settings.dp_size), Ok(1));
+    }
+
+    #[test]
+    fn values_out_of_range_are_one_line_with_both_numbers() {
+        let base = Flags::default;
+        let speculative = |json: &str| Flags { speculative_config: Some(json.to_owned()), ..base() };
+        let cases = [
+            (Flags { data_parallel_size: Some(0), ..base() }, "--data-parallel-size is 0, must be between 1 and"),
+            (Flags { tensor_parallel_size: Some(2), ..base() }, "--tensor-parallel-size is 2, only 1"),
+            (Flags { max_num_seqs: Some(0), ..base() }, "--max-num-seqs is 0"),
+            (Flags { block_size: Some(0), ..base() }, "--block-size is 0"),
+            (speculative("{}"), "--speculative-config"),
+            (speculative("{\"method\": \"eagle\", \"num_speculative_tokens\": 2}"), "eagle"),
+            (speculative("{\"method\": \"ngram\", \"num_speculative_tokens\": 0}"), "is 0, must be between 1 and 64"),
+            (speculative("{\"method\": \"ngram\", \"num_speculative_tokens\": 2, \"x\": 1}"), "unknown field `x`"),
+        ];
+        for (flags, expected) in cases {
+            let line = settings(flags).expect_err(expected);
+            assert!(line.contains(expected) && !line.contains('\n'), "{line}");
+        }
+    }
+
+    #[test]
+    fn b15_a_forced_size_above_the_rows_is_refused_with_both_numbers() {
+        let flags = Flags { max_num_seqs: Some(100), cudagraph_capture_sizes: Some(vec![112]), ..Flags::default() };
+        let line = settings(flags).expect_err("112 > 100");
+        assert!(line.contains("112") && line.contains("100"), "{line}");
+    }
+
+    #[test]
+    fn a_budget_below_one_decode_row_is_refused_with_both_numbers() {
+        let flags = Flags {
+            max_num_batched_tokens: Some(3),
+            speculative_config: Some("{\"method\": \"ngram\", \"num_speculative_tokens\": 3}".to_owned()),
+            ..Flags::default()
+        };
+        let line = settings(flags).expect_err("3 < 4");
+        assert!(line.contains("max_num_batched_tokens is 3, must be at least 4"), "{line}");
+    }
+
+    #[test]
+    fn the_models_length_bounds_what_is_asked_for() {
+        let asked = settings(Flags { max_model_len: Some(4_096), ..Flags::default() }).expect("valid");
+        assert_eq!(asked.max_model_len(Some(8_192)).ok(), Some(4_096));
+        let line = asked.max_model_len(Some(2_048)).expect_err("too long").to_string();
+        assert!(line.contains("4096") && line.contains("2048"), "{line}");
+        let silent = settings(Flags::default()).expect("valid");
+        assert_eq!(silent.max_model_len(Some(2_048)).ok(), Some(2_048));
+        assert!(silent.max_model_len(None).is_err());
+    }
+
+    #[test]
+    fn the_grpc_port_follows_the_http_port() {
+        let at = |port| settings(Flags { port, ..Flags::default() }).expect("valid").grpc_port();
+        assert_eq!([at(None), at(Some(9_000)), at(Some(0))], [8_001, 9_001, 0]);
+    }
+}
