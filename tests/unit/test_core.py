@@ -276,3 +276,26 @@ def test_arrays_of_another_shape_or_type_are_refused() -> None:
 def test_importing_the_extension_imports_no_torch() -> None:
     code = "import sys, paceline._core; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def run_in_a_process(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_daemon_gives_its_exit_code_and_finds_default_signal_handlers() -> None:
+    result = run_in_a_process(
+        "import signal, sys\n"
+        "from paceline._core import run_daemon\n"
+        "assert run_daemon(['--version'], sys.executable) == 0\n"
+        "assert {signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)} == {signal.SIG_DFL}\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("paceline ")
+
+
+def test_bad_usage_is_exit_code_64() -> None:
+    result = run_in_a_process(
+        "import sys\nfrom paceline._core import run_daemon\nsys.exit(run_daemon(['serve', '--no-such-flag'], sys.executable))"
+    )
+    assert result.returncode == 64
+    assert "--no-such-flag" in result.stderr

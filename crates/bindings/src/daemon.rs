@@ -14,16 +14,5 @@ pub(crate) fn run_daemon(py: Python<'_>, argv: Vec<String>, python: String) -> P
     for name in ["SIGINT", "SIGTERM"] {
         signal.call_method1("signal", (signal.getattr(name)?, &default))?;
     }
-    Ok(py.detach(|| run(argv, python)))
-}
-
-#[cfg(feature = "daemon")]
-fn run(argv: Vec<String>, python: String) -> u8 {
-    paceline_daemon::main(argv, Some(python))
-}
-
-#[cfg(not(feature = "daemon"))]
-fn run(_argv: Vec<String>, _python: String) -> u8 {
-    eprintln!("paceline: this build has no daemon");
-    64
+    Ok(py.detach(|| paceline_daemon::main(argv, Some(python))))
 }
