@@ -40,3 +40,9 @@ pub const STOP_GRACE: Duration = Duration::from_millis(500);
 
 /// Time between two looks at readiness for a gRPC health watcher.
 pub const HEALTH_WATCH_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Time between pings on a gRPC connection, so that a client that vanished is noticed.
+pub const GRPC_PING_INTERVAL: Duration = Duration::from_secs(20);
+
+/// Time a gRPC client has to answer a ping.
+pub const GRPC_PING_TIMEOUT: Duration = Duration::from_secs(20);

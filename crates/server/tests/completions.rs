@@ -70,6 +70,32 @@ async fn e01_usage_comes_last_in_a_chunk_without_choices() {
 }
 
 #[tokio::test]
+async fn d20_the_prompt_of_several_choices_counts_once() {
+    let counts = std::sync::Mutex::new([5, 6, 7, 8].into_iter());
+    let server = TestServer::scripted(Setup::default(), move |mut submitted| {
+        submitted.request.stop_token_ids.clear();
+        submitted.request.max_new_tokens = counts.lock().unwrap().next().unwrap();
+        submitted.produce(&[300; 8]);
+        Ok(())
+    })
+    .await;
+    let body = server.complete(&json!({"prompt": [9, 9, 9, 9, 9, 9, 9, 9, 9, 9], "n": 4})).await.json();
+    let usage = &body["usage"];
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(10), &json!(26)));
+    assert_eq!(usage["total_tokens"], 36);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_hopelessly_long_text_is_refused_without_tokenizing_it() {
+    let server = TestServer::saying("speak").await;
+    let reply = server.complete(&json!({"prompt": "speak ".repeat(1_000_000)})).await;
+    assert_eq!(reply.refusal(), (400, "prompt".to_owned()));
+    assert!(reply.body.contains("6000000 bytes"), "{}", reply.body);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn e02_continuous_usage_sums_all_choices_and_never_falls() {
     let server = TestServer::saying("speak speak speak").await;
     let body = json!({"prompt": "x", "max_tokens": 50, "n": 2, "stream": true,

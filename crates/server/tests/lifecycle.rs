@@ -173,13 +173,20 @@ async fn e14_a_full_queue_is_429_and_no_choice_stays_behind() {
     for _ in 0..3 {
         kept.recv().await.unwrap().sink.abandoned().await;
     }
-    // The same limit for every form of request.
+    assert_eq!(server.metric("paceline_request_reject_total{cause=\"queue_full\"}").await, Some(1.0));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn e19_every_form_of_request_meets_the_same_limit() {
+    let full = || SubmitError::QueueFull { waiting: 3, limit: 3, unit: "requests" };
+    let server = TestServer::scripted(Setup::default(), move |_| Err(full())).await;
     for body in [json!({"prompt": "a"}), json!({"prompt": ["a"]})] {
         assert_eq!(server.complete(&body).await.status, 429);
     }
     let chat = json!({"messages": [{"role": "user", "content": "x"}], "stream": true});
     assert_eq!(server.chat(&chat).await.status, 429);
-    assert_eq!(server.metric("paceline_request_reject_total{cause=\"queue_full\"}").await, Some(4.0));
+    assert_eq!(server.metric("paceline_request_reject_total{cause=\"queue_full\"}").await, Some(3.0));
     server.stop().await;
 }
 

@@ -21,6 +21,7 @@ struct Shared {
     vocabulary: Vocabulary,
     settings: ModelSettings,
     template: Option<ChatTemplate>,
+    longest_token_bytes: usize,
 }
 
 impl fmt::Debug for Tokenizer {
@@ -46,7 +47,8 @@ impl Tokenizer {
         let settings = ModelSettings::load(folder)?;
         let template = ChatTemplate::load(folder, &settings)?;
         let vocabulary = vocabulary(&tokenizer);
-        Ok(Self { shared: Arc::new(Shared { tokenizer, vocabulary, settings, template }) })
+        let longest_token_bytes = vocabulary.longest_bytes();
+        Ok(Self { shared: Arc::new(Shared { tokenizer, vocabulary, settings, template, longest_token_bytes }) })
     }
 
     /// Token ids of `text`. With `add_special_tokens` the tokenizer's own additions (such as BOS) are included.
@@ -102,6 +104,12 @@ impl Tokenizer {
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.shared.vocabulary.len()
+    }
+
+    /// Bytes of the longest token: a text of `n` bytes has at least `n` divided by this many tokens.
+    #[must_use]
+    pub fn longest_token_bytes(&self) -> usize {
+        self.shared.longest_token_bytes
     }
 
     /// What the model folder says beside the vocabulary.

@@ -38,6 +38,12 @@ impl Vocabulary {
         self.ends.len()
     }
 
+    /// Bytes of the longest token.
+    pub(crate) fn longest_bytes(&self) -> usize {
+        let starts = std::iter::once(&0).chain(&self.ends);
+        self.ends.iter().zip(starts).map(|(end, start)| end - start).max().unwrap_or(0)
+    }
+
     /// Whether concatenating these bytes gives exactly the decoded text.
     pub(crate) fn is_byte_level(&self) -> bool {
         self.byte_level

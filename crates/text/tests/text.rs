@@ -79,6 +79,7 @@ fn special_tokens_are_skipped_or_shown_as_themselves() {
     assert_eq!(increments(&tokenizer, SpecialTokens::Show, &ids).concat(), "hi<|im_end|>");
     assert_eq!(tokenizer.token_text(*ids.last().unwrap()), "<|im_end|>");
     assert_eq!(tokenizer.vocab_size(), 901);
+    assert_eq!(tokenizer.longest_token_bytes(), "<|endoftext|>".len());
     assert_eq!(tokenizer.token_bytes(40_000), b"");
 }
 

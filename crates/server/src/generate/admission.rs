@@ -27,7 +27,7 @@ pub(crate) async fn admit(app: &App, call: Call, record: CallRecord) -> Result<G
     }
 }
 
-async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<(Vec<Sequence>, Vec<usize>), ApiError> {
+async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<(Vec<Sequence>, usize), ApiError> {
     let limits = known_limits(app)?;
     let sampling = sampling(&call.sampling, app)?;
     let vocab_size = vocab_size(&limits, &app.options.tokenizer);
@@ -37,7 +37,7 @@ async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<(Ve
         let message = format!("there is no rank {dp_rank}; ranks are 0 to {}", limits.dp_size.saturating_sub(1));
         return Err(ApiError::invalid("X-data-parallel-rank", message));
     }
-    let (call, prompts) = tokenize(app.options.tokenizer.clone(), call).await?;
+    let (call, prompts) = tokenize(app.options.tokenizer.clone(), call, limits.max_model_len).await?;
     let mut requests = Vec::with_capacity(prompts.len() * call.choices as usize);
     for prompt in &prompts {
         check_prompt(prompt, call.prompt_field, vocab_size)?;
@@ -60,7 +60,7 @@ async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<(Ve
     }
     record.submitted(requests.len());
     let sequences = submit(app, &call, requests).await?;
-    Ok((sequences, prompts.iter().map(Vec::len).collect()))
+    Ok((sequences, prompts.iter().map(Vec::len).sum()))
 }
 
 /// Submits all requests or none: when one is refused the streams of the others are dropped, which takes them back.
@@ -235,22 +235,31 @@ fn stop_token_ids(stopping: &Stopping, app: &App) -> Vec<u32> {
 }
 
 /// Tokenizes every text of the call, away from the threads that serve sockets.
-async fn tokenize(tokenizer: Tokenizer, mut call: Call) -> Result<(Call, Vec<Vec<u32>>), ApiError> {
+async fn tokenize(tokenizer: Tokenizer, mut call: Call, length: u32) -> Result<(Call, Vec<Vec<u32>>), ApiError> {
     let prompts = std::mem::take(&mut call.prompts);
     let field = call.prompt_field;
-    let job = move || prompts.into_iter().map(|prompt| token_ids(&tokenizer, prompt)).collect::<Result<Vec<_>, _>>();
+    let job = move || {
+        prompts.into_iter().map(|prompt| token_ids(&tokenizer, prompt, field, length)).collect::<Result<Vec<_>, _>>()
+    };
     match tokio::task::spawn_blocking(job).await {
-        Ok(Ok(prompts)) => Ok((call, prompts)),
-        Ok(Err(error)) => Err(ApiError::invalid(field, error.to_string())),
+        Ok(prompts) => Ok((call, prompts?)),
         Err(_) => Err(ApiError::new(Kind::Internal, "the tokenizer failed on this prompt")),
     }
 }
 
-fn token_ids(tokenizer: &Tokenizer, prompt: Prompt) -> Result<Vec<u32>, paceline_text::Error> {
-    match prompt {
-        Prompt::Tokens(ids) => Ok(ids),
-        Prompt::Text { text, add_special_tokens } => tokenizer.encode(&text, add_special_tokens),
+fn token_ids(tokenizer: &Tokenizer, prompt: Prompt, field: &str, length: u32) -> Result<Vec<u32>, ApiError> {
+    let invalid = |error: paceline_text::Error| ApiError::invalid(field, error.to_string());
+    let (text, add_special_tokens) = match prompt {
+        Prompt::Tokens(ids) => return Ok(ids),
+        Prompt::Text { text, add_special_tokens } => (text, add_special_tokens),
         // The template writes its own special tokens.
-        Prompt::Chat(input) => tokenizer.encode(&tokenizer.render_chat(&input)?, false),
+        Prompt::Chat(input) => (tokenizer.render_chat(&input).map_err(invalid)?, false),
+    };
+    // Far too long a text is refused without the time it takes to tokenize it.
+    let bytes_max = tokenizer.longest_token_bytes().saturating_mul(length as usize);
+    if text.len() > bytes_max {
+        let message = format!("a prompt of {} bytes cannot fit this model's context of {length} tokens", text.len());
+        return Err(ApiError::invalid(field, message));
     }
+    tokenizer.encode(&text, add_special_tokens).map_err(invalid)
 }

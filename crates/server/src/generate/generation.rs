@@ -26,13 +26,13 @@ pub(crate) struct Generation {
 }
 
 impl Generation {
-    pub(crate) fn new(sequences: Vec<Sequence>, prompt_tokens: Vec<usize>, record: CallRecord) -> Self {
+    pub(crate) fn new(sequences: Vec<Sequence>, prompt_tokens: usize, record: CallRecord) -> Self {
         let choices = sequences.len();
         let sequences = sequences
             .into_iter()
             .map(|sequence| unfold(sequence, async |mut sequence| Some((sequence.next().await?, sequence))).boxed())
             .collect();
-        let usage = Usage { prompt_tokens: prompt_tokens.iter().sum(), completion_tokens: 0 };
+        let usage = Usage { prompt_tokens, completion_tokens: 0 };
         Self { sequences, choices, open: choices, usage, record }
     }
 

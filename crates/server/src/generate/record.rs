@@ -39,7 +39,10 @@ impl CallRecord {
             match error.kind {
                 Kind::QueueFull => calls.rejected("queue_full"),
                 Kind::Unavailable => calls.rejected("unavailable"),
-                Kind::Internal => calls.failed("internal"),
+                Kind::Internal => {
+                    tracing::error!(error = error.message, "a call failed before it ran");
+                    calls.failed("internal");
+                }
                 _ => calls.rejected("invalid"),
             }
         }
@@ -50,6 +53,7 @@ impl CallRecord {
     pub(crate) fn fail(&mut self, error: ApiError) -> ApiError {
         if !self.concluded {
             self.concluded = true;
+            tracing::warn!(error = error.message, "a running call failed");
             let cause = if error.kind == Kind::Unavailable { "worker_lost" } else { "internal" };
             self.app.metrics.calls.failed(cause);
         }

@@ -123,7 +123,7 @@ impl Sequence {
                 continue;
             }
             let mut fresh = String::new();
-            self.decoder.push(token_id, &mut fresh).map_err(decode_error)?;
+            self.decoder.push(token_id, &mut fresh).map_err(|error| decode_error(&error))?;
             // What follows a stop string in the same step was never asked for.
             if self.find_stop(&fresh, &mut delta) {
                 return self.close(delta);
@@ -131,7 +131,7 @@ impl Sequence {
         }
         let Some(reason) = reason else { return Ok(delta) };
         let mut tail = String::new();
-        self.decoder.finish(&mut tail).map_err(decode_error)?;
+        self.decoder.finish(&mut tail).map_err(|error| decode_error(&error))?;
         if !self.find_stop(&tail, &mut delta) {
             self.stops.finish(&mut delta.text);
             delta.finish = Some(self.finish(reason));
@@ -150,7 +150,7 @@ impl Sequence {
     /// The last token's piece takes the bytes of a character that will never be complete.
     fn close(&mut self, mut delta: Delta) -> Result<Delta, ApiError> {
         if let Some(piece) = delta.pieces.last_mut() {
-            self.pieces.finish(&mut piece.text).map_err(decode_error)?;
+            self.pieces.finish(&mut piece.text).map_err(|error| decode_error(&error))?;
         }
         Ok(delta)
     }
@@ -160,7 +160,7 @@ impl Sequence {
             return Err(ApiError::new(Kind::Internal, "the engine left out log-probabilities that were asked for"));
         };
         let mut text = String::new();
-        self.pieces.push(token.token_id, &mut text).map_err(decode_error)?;
+        self.pieces.push(token.token_id, &mut text).map_err(|error| decode_error(&error))?;
         let text_offset = self.text_offset;
         self.text_offset += text.chars().count();
         Ok(TokenPiece { token_id: token.token_id, text, text_offset, logprob: logprobs.sampled, top: logprobs.top })
@@ -180,6 +180,6 @@ impl Sequence {
     }
 }
 
-fn decode_error(error: paceline_text::Error) -> ApiError {
+fn decode_error(error: &paceline_text::Error) -> ApiError {
     ApiError::new(Kind::Internal, error.to_string())
 }

@@ -16,7 +16,7 @@ use crate::Error;
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 use crate::http::accepts_key;
-use crate::limits::BODY_BYTES_MAX;
+use crate::limits::{BODY_BYTES_MAX, GRPC_PING_INTERVAL, GRPC_PING_TIMEOUT};
 
 /// All services over one shared state. Health asks for no key: probes have none.
 pub(crate) fn router(app: App) -> Result<Router, Error> {
@@ -35,6 +35,8 @@ pub(crate) fn router(app: App) -> Result<Router, Error> {
     // Older clients, grpcurl among them, ask for this version first.
     let reflection_v1alpha = reflection().build_v1alpha().map_err(Error::Reflection)?;
     Ok(tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(GRPC_PING_INTERVAL))
+        .http2_keepalive_timeout(Some(GRPC_PING_TIMEOUT))
         .add_service(HealthServer::new(HealthService::new(app)))
         .add_service(InterceptedService::new(generation, check_key.clone()))
         .add_service(InterceptedService::new(reflection_v1, check_key.clone()))

@@ -48,6 +48,8 @@ pub(crate) async fn chat_completions(
         service_tier: None,
         system_fingerprint: writer.fingerprint.clone(),
         usage: UsageBody::from(generation.usage()),
+        prompt_logprobs: None,
+        prompt_token_ids: None,
     };
     Ok(Json(body).into_response())
 }

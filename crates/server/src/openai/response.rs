@@ -51,6 +51,7 @@ pub(crate) struct UsageBody {
     total_tokens: usize,
     completion_tokens: usize,
     prompt_tokens_details: Null,
+    completion_tokens_details: Null,
 }
 
 impl From<Usage> for UsageBody {
@@ -60,6 +61,7 @@ impl From<Usage> for UsageBody {
             total_tokens: usage.prompt_tokens + usage.completion_tokens,
             completion_tokens: usage.completion_tokens,
             prompt_tokens_details: None,
+            completion_tokens_details: None,
         }
     }
 }
@@ -115,6 +117,8 @@ pub(crate) struct ChatBody<'a> {
     pub(crate) service_tier: Null,
     pub(crate) system_fingerprint: String,
     pub(crate) usage: UsageBody,
+    pub(crate) prompt_logprobs: Null,
+    pub(crate) prompt_token_ids: Null,
 }
 
 /// One choice of a chat.
