@@ -126,7 +126,9 @@ mod tests {
 
     #[test]
     fn parallel_sizes_have_the_short_forms_of_vllm() {
-        for arguments in [["-dp", "3"].as_slice(), &["-dp=3"], &["--data-parallel-size", "3"], &["--data-parallel-size=3"]] {
+        for arguments in
+            [["-dp", "3"].as_slice(), &["-dp=3"], &["--data-parallel-size", "3"], &["--data-parallel-size=3"]]
+        {
             assert_eq!(serve(arguments).map(|flags| flags.data_parallel_size), Ok(Some(3)), "{arguments:?}");
         }
         assert_eq!(serve(&["-tp=1", "folder"]).map(|flags| flags.model), Ok(Some("folder".to_owned())));

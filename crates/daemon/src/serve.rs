@@ -57,8 +57,7 @@ async fn bind(settings: &Settings) -> Result<Sockets, Failure> {
     let http = resolve(settings.host(), settings.port()).await?;
     let grpc = resolve(settings.host(), settings.grpc_port()).await?;
     let control = resolve(settings.control_host(), settings.flags.control_port.unwrap_or(0)).await?;
-    let listeners =
-        Listeners::bind(http, Some(grpc)).await.map_err(|error| Failure::Usage(error.to_string()))?;
+    let listeners = Listeners::bind(http, Some(grpc)).await.map_err(|error| Failure::Usage(error.to_string()))?;
     let control = TcpListener::bind(control)
         .await
         .map_err(|error| Failure::Usage(format!("cannot listen for workers on {control}: {error}")))?;
@@ -118,7 +117,8 @@ async fn run(
     };
     let engine = engine.run(engine_stop.clone());
     let server = tokio::spawn(server.run(server_stop.clone()));
-    let watcher = tokio::spawn(watch(handle.clone(), sockets.http, model_name));
+    let watcher = watch(handle.clone(), sockets.http, model_name);
+    let watcher = tokio::spawn(signals.first().clone().run_until_cancelled_owned(watcher));
     let ended = until_the_end(engine, server, &handle, &settings, &signals, &engine_stop, &server_stop).await;
     watcher.abort();
     let worker_code = match launcher {

@@ -160,9 +160,8 @@ impl Settings {
             (Some(sizes), _) => ShapeConfig::from_tokens(sizes, rows, &[k]),
             (None, _) => ShapeConfig::cpu_default(rows, &[k], rows),
         };
-        let uniform = |(query_len, ladder): (&u32, &Vec<u32>)| {
-            ladder.last().map_or(0, |entry| entry.saturating_mul(*query_len))
-        };
+        let uniform =
+            |(query_len, ladder): (&u32, &Vec<u32>)| ladder.last().map_or(0, |entry| entry.saturating_mul(*query_len));
         let largest_uniform = shapes.row_ladders.iter().map(uniform).max().unwrap_or(0);
         let limits = WorkerLimits {
             seats: rows,

@@ -172,7 +172,7 @@ async fn tick(events: mpsc::Sender<Event>) {
 
 async fn stop_when(shutdown: CancellationToken, events: mpsc::Sender<Event>) {
     shutdown.cancelled().await;
-    let _ = events.send(Event::Stop("it was asked to".to_owned())).await;
+    let _ = events.send(Event::Stop("the daemon stops".to_owned())).await;
 }
 
 fn settings(options: &Options) -> WorkerSettings {
@@ -184,7 +184,8 @@ fn settings(options: &Options) -> WorkerSettings {
         paceline_scheduler::Drafter::Model => "model",
     };
     let ladder = |(query_len, rows): (&u32, &Vec<u32>)| RowLadder { query_len: *query_len, rows: rows.clone() };
-    let row_ladders = if fleet.shapes.full { fleet.shapes.row_ladders.iter().map(ladder).collect() } else { Vec::new() };
+    let row_ladders =
+        if fleet.shapes.full { fleet.shapes.row_ladders.iter().map(ladder).collect() } else { Vec::new() };
     WorkerSettings {
         model_path: model.model_path.clone(),
         dtype: model.dtype.clone(),

@@ -52,8 +52,7 @@ pub(crate) struct Meter {
 impl Meter {
     pub(crate) fn record(&mut self, times: &StepTimes) {
         let [decode, fill, forward, sample] = times.worker_us;
-        let values =
-            [times.plan_us, times.encode_us, times.wire_us, decode, fill, forward, sample, times.commit_us];
+        let values = [times.plan_us, times.encode_us, times.wire_us, decode, fill, forward, sample, times.commit_us];
         for (window, value) in self.parts.iter_mut().zip(values) {
             window.push(value);
         }
@@ -92,12 +91,7 @@ pub(crate) struct Running {
 
 impl Running {
     /// Notes a rank's answer; the step's times once all have answered. The slowest rank's own parts count.
-    pub(crate) fn answered(
-        &mut self,
-        worker_us: [u32; 4],
-        received: Instant,
-        commit: Duration,
-    ) -> Option<StepTimes> {
+    pub(crate) fn answered(&mut self, worker_us: [u32; 4], received: Instant, commit: Duration) -> Option<StepTimes> {
         if worker_us.iter().map(|us| u64::from(*us)).sum::<u64>()
             >= self.times.worker_us.iter().map(|us| u64::from(*us)).sum()
         {

@@ -25,7 +25,7 @@ impl Fleet {
             Some(_) => {}
             None => {
                 let member = self.groups.iter_mut().find_map(|group| group.member(dp_rank));
-                if member.is_some_and(|member| member.gone_process_id != process_id) && !self.stopping {
+                if member.is_some_and(|member| member.gone_process_id != Some(process_id)) && !self.stopping {
                     self.replace_or_give_up(dp_rank, &format!("worker ended before it joined: {reason}"));
                 }
             }
@@ -57,7 +57,7 @@ impl Fleet {
         for dp_rank in &leaving {
             let Some(member) = self.groups[index].member(*dp_rank) else { continue };
             if let Some(worker) = member.worker.take() {
-                member.gone_process_id = worker.process_id;
+                member.gone_process_id = Some(worker.process_id);
                 self.actions.push(Action::StopWorker { worker: worker.id, reason: told.clone() });
             }
         }
@@ -205,7 +205,7 @@ impl Fleet {
         }
         let requests: Vec<RequestId> = self.live.keys().copied().collect();
         for request in requests {
-            self.fail(request, FailureKind::WorkerLost, format!("the daemon stops: {reason}"));
+            self.fail(request, FailureKind::WorkerLost, reason.to_owned());
         }
     }
 }

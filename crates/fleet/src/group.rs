@@ -59,7 +59,7 @@ pub(crate) struct Member {
     pub(crate) restarts: u64,
     pub(crate) joined_before: bool,
     /// The process of the worker that was let go of last.
-    pub(crate) gone_process_id: u32,
+    pub(crate) gone_process_id: Option<u32>,
 }
 
 /// One lockstep group.
@@ -77,13 +77,8 @@ pub(crate) struct Group {
 
 impl Group {
     pub(crate) fn new(id: GroupId, dp_ranks: Vec<DpRank>) -> Self {
-        let member = |dp_rank| Member {
-            dp_rank,
-            worker: None,
-            restarts: 0,
-            joined_before: false,
-            gone_process_id: 0,
-        };
+        let member =
+            |dp_rank| Member { dp_rank, worker: None, restarts: 0, joined_before: false, gone_process_id: None };
         Self {
             id,
             epoch: Epoch::new(1),

@@ -1,6 +1,6 @@
 //! Steps out, replies and refusals in.
 
-use paceline_plan::{DpRank, StepReply};
+use paceline_plan::{DpRank, StepId, StepReply};
 use paceline_scheduler::Output;
 
 use crate::dispatch::{Dispatch, Encoded};
@@ -60,6 +60,7 @@ impl Fleet {
         // A worker that was let go of answers late: its seats are void.
         let Some((index, dp_rank)) = self.find(id) else { return };
         let (epoch, step) = (answer.epoch, answer.step);
+        let asked = self.step_in_flight(index).unwrap_or(step);
         let result = self.check_reply(index, dp_rank, answer).and_then(|reply| {
             let scheduler = self.scheduler.as_mut().expect("invariant: a step in flight has a scheduler");
             scheduler.commit(dp_rank, epoch, step, reply).map_err(|error| False {
@@ -74,9 +75,16 @@ impl Fleet {
                 self.answered(index, dp_rank);
             }
             Err(False { field, expected, got }) => {
-                let message = format!("false reply to step {step}: {field}: expected {expected}, got {got}");
+                let message = format!("false reply to step {asked}: {field}: expected {expected}, got {got}");
                 self.fault(index, &[dp_rank], FailureKind::Internal, &message);
             }
+        }
+    }
+
+    fn step_in_flight(&self, index: usize) -> Option<StepId> {
+        match &self.groups[index].phase {
+            Phase::Stepping(in_flight) => Some(in_flight.step),
+            _ => None,
         }
     }
 

@@ -57,6 +57,9 @@ pub struct Behaviour {
     /// Never answer this step nor send another heartbeat.
     #[arg(long)]
     pub mute_at_step: Option<u64>,
+    /// Misbehave only as this rank.
+    #[arg(long)]
+    pub only_dp_rank: Option<u32>,
     /// Misbehave only in this epoch and the ones before it.
     #[arg(long, default_value_t = u32::MAX)]
     pub until_epoch: u32,
@@ -69,6 +72,12 @@ pub struct Behaviour {
 }
 
 impl Behaviour {
+    /// Whether a misbehaviour that was asked for at `at` is due at `step` of `epoch`.
+    pub fn is_due(&self, at: Option<u64>, epoch: u32, step: u64) -> bool {
+        let here = self.only_dp_rank.is_none_or(|dp_rank| dp_rank == self.dp_rank);
+        at == Some(step) && epoch <= self.until_epoch && here
+    }
+
     /// A worker that does everything right.
     pub fn good(daemon_address: impl Into<String>, dp_rank: u32, join_token: impl Into<String>) -> Self {
         Self {
@@ -90,6 +99,7 @@ impl Behaviour {
             lie_passes_at_step: None,
             hang_at_step: None,
             mute_at_step: None,
+            only_dp_rank: None,
             until_epoch: u32::MAX,
             fail_loading: false,
             log_steps: false,

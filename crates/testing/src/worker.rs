@@ -215,9 +215,7 @@ impl Worker {
         let mut control = Control { sender, receiver };
         match control.receive().await? {
             FromDaemon::Welcome(welcome) => Ok((control, welcome)),
-            FromDaemon::Rejected(no) => {
-                Err(Ended::Rejected { field: no.field, expected: no.expected, got: no.got })
-            }
+            FromDaemon::Rejected(no) => Err(Ended::Rejected { field: no.field, expected: no.expected, got: no.got }),
             other => Err(lost(format_args!("{other:?} came before the welcome"))),
         }
     }
@@ -284,7 +282,7 @@ impl Worker {
         replies: &mpsc::Sender<StepFromWorker>,
     ) -> Result<(), Ended> {
         let behaviour = &self.behaviour;
-        let is_now = |step: Option<u64>| step == Some(envelope.step) && envelope.epoch <= behaviour.until_epoch;
+        let is_now = |at: Option<u64>| behaviour.is_due(at, envelope.epoch, envelope.step);
         self.pulse.step.store(envelope.step, Ordering::Relaxed);
         if is_now(behaviour.die_at_step) {
             return Err(Ended::Died);
@@ -313,6 +311,7 @@ impl Worker {
         }
         let message = match result {
             Ok(mut reply) => {
+                reply.timings_us[2] = u32::try_from(behaviour.delay_ms * 1_000).unwrap_or(u32::MAX);
                 if is_now(behaviour.lie_passes_at_step) {
                     reply.passes += 1;
                 }
@@ -388,11 +387,8 @@ async fn heartbeat(sender: mpsc::Sender<ControlFromWorker>, pulse: Arc<Pulse>) {
         if pulse.muted.load(Ordering::Relaxed) {
             continue;
         }
-        let heartbeat = Heartbeat {
-            step: pulse.step.load(Ordering::Relaxed),
-            phase: "idle".to_owned(),
-            ..Heartbeat::default()
-        };
+        let heartbeat =
+            Heartbeat { step: pulse.step.load(Ordering::Relaxed), phase: "idle".to_owned(), ..Heartbeat::default() };
         if sender.send(ControlFromWorker { message: Some(ToDaemon::Heartbeat(heartbeat)) }).await.is_err() {
             return;
         }

@@ -24,12 +24,13 @@ fn assert_failed(end: &End, expected: FailureKind, dp_rank: u32) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a19_a_dead_worker_ends_its_streams_and_no_other() {
     let setup = Setup { dp_size: 4, ..Setup::default() };
-    let mut fleet = setup.start_with(|behaviour| {
-        if behaviour.dp_rank == 2 {
-            behaviour.die_at_step = Some(20);
-        }
-    })
-    .await;
+    let mut fleet = setup
+        .start_with(|behaviour| {
+            if behaviour.dp_rank == 2 {
+                behaviour.die_at_step = Some(20);
+            }
+        })
+        .await;
     let mut streams = Vec::new();
     for number in 0..8 {
         streams.push((pinned(&fleet, number % 4, number, 60).await, number));

@@ -59,7 +59,10 @@ async fn a01_dummies_are_as_long_as_a_decode_row_for_every_k() {
         let mut full_steps = 0;
         for (busy, idle) in busy.iter().zip(&idle) {
             assert_eq!(idle.dummy_tokens, k + 1);
-            assert_eq!((busy.mode, busy.rows_padded, busy.tokens_padded), (idle.mode, idle.rows_padded, idle.tokens_padded));
+            assert_eq!(
+                (busy.mode, busy.rows_padded, busy.tokens_padded),
+                (idle.mode, idle.rows_padded, idle.tokens_padded)
+            );
             assert_eq!(busy.passes, idle.passes);
             if busy.mode == Mode::Full {
                 full_steps += 1;

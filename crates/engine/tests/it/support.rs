@@ -135,9 +135,10 @@ impl Fleet {
         change(&mut behaviour);
         let records = Records::default();
         let shared = records.clone();
-        let task = tokio::spawn(async move {
-            paceline_testing::run(behaviour, shared).await.expect("the engine can be reached")
-        });
+        let task =
+            tokio::spawn(
+                async move { paceline_testing::run(behaviour, shared).await.expect("the engine can be reached") },
+            );
         self.workers.push(Worker { records, task });
     }
 
