@@ -186,6 +186,8 @@ class Session:
             for message in self._steps.receive():
                 self._work.put(message.step)
         except DaemonLostError as error:
+            # A daemon that stops closes both streams; the reason is on the other one, and may come a moment later.
+            self._control_ended.wait(_LAST_WORDS_S)
             self._end(EXIT_FAILED, f"lost the daemon: {error}")
 
     def _beat(self) -> None:
