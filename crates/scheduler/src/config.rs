@@ -1,8 +1,10 @@
 //! What a scheduler is made with, and the checks on it.
 
+use std::collections::BTreeMap;
+
 use paceline_plan::{DpRank, WorkerLimits};
 
-use crate::{Error, ShapeConfig};
+use crate::{Error, ShapeConfig, WithoutGraph};
 
 /// How drafts are proposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +62,36 @@ impl Config {
     /// Every rank its own group, as for a dense model.
     pub fn dense_groups(ranks: u32) -> Vec<Vec<DpRank>> {
         (0..ranks).map(|dp_rank| vec![DpRank::new(dp_rank)]).collect()
+    }
+
+    /// The row ladders that plans can use, by Q: what workers run once before they are ready. Empty when graphs are
+    /// off.
+    pub fn row_ladders_used(&self) -> BTreeMap<u32, Vec<u32>> {
+        let mut ladders = self.shapes.row_ladders.clone();
+        ladders.retain(|query_len, ladder| self.uses_query_len(*query_len) && self.shapes.full && !ladder.is_empty());
+        ladders
+    }
+
+    /// Tokens of the largest padded shape: step buffers hold this and the token budget.
+    pub fn tokens_padded_max(&self) -> u64 {
+        let rows = self.row_ladders_used();
+        let largest = |(query_len, ladder): (&u32, &Vec<u32>)| {
+            u64::from(*query_len) * u64::from(ladder.last().copied().unwrap_or(0))
+        };
+        let full = rows.iter().map(largest).max().unwrap_or(0);
+        let piecewise = self.shapes.token_ladders.values().filter_map(|ladder| ladder.last().copied()).max();
+        full.max(piecewise.unwrap_or(0).into())
+    }
+
+    /// Batches that no graph covers, to be warned of once at start-up.
+    pub fn without_graph(&self) -> impl Iterator<Item = &WithoutGraph> {
+        self.shapes.without_graph.iter().filter(|without| self.uses_query_len(without.query_len))
+    }
+
+    /// Whether some pass has rows of this length: a verify width, or 1 in the single passes of a draft model.
+    fn uses_query_len(&self, query_len: u32) -> bool {
+        let is_single = query_len == 1 && self.drafter == Drafter::Model && self.k > 1;
+        is_single || self.k_verify_sorted().iter().any(|k| k + 1 == query_len)
     }
 
     /// The allowed values of `k_verify`, going up, `k` last.

@@ -98,6 +98,17 @@ impl ShapeConfig {
         self
     }
 
+    /// Without FULL for rows longer than an attention backend takes at a uniform length; 0 is no limit. Steps of that
+    /// width are not FULL.
+    #[must_use]
+    pub fn limited_to_query_len(mut self, query_len_max: u32) -> Self {
+        if query_len_max > 0 {
+            self.row_ladders.retain(|query_len, _| *query_len <= query_len_max);
+            self.without_graph.retain(|without| without.query_len <= query_len_max);
+        }
+        self
+    }
+
     /// The row ladder of a verify width; empty when it has none.
     pub fn rows(&self, query_len: u32) -> &[u32] {
         self.row_ladders.get(&query_len).map_or(&[], Vec::as_slice)

@@ -3,7 +3,8 @@
 //!
 //! One scheduler sees every rank: one waiting queue, a request is bound to a rank only when it starts, and the shape
 //! of a step is decided for all ranks of a lockstep group at once. After every event, call [`Scheduler::plan`] for
-//! every group that may step: a request whose best rank is in another group is left to that group's plan.
+//! every group that may step, until none has a step: a request whose best rank is in another group is left to that
+//! group's plan, and what one group preempts, another may start.
 //!
 //! What it does not do: it knows no clock, thread, socket, randomness, environment, log, float or hash order, so the
 //! same events give the same plans; membership, deadlines and recovery are `fleet`'s. Padded numbers are computed in

@@ -193,3 +193,25 @@ fn graphs_off_is_eager_everywhere() {
     }
     world.assert_drained();
 }
+
+#[test]
+fn workers_warm_up_what_plans_can_use() {
+    let mut config = lockstep(1, 4, 3);
+    assert_eq!(config.row_ladders_used().keys().copied().collect::<Vec<_>>(), [4], "n-gram drafts need no single pass");
+    assert_eq!(config.tokens_padded_max(), 16);
+    config.drafter = Drafter::Model;
+    assert_eq!(config.row_ladders_used().keys().copied().collect::<Vec<_>>(), [1, 4]);
+    config.shapes = config.shapes.limited_to_query_len(3);
+    assert_eq!(config.row_ladders_used().keys().copied().collect::<Vec<_>>(), [1]);
+    let rules = ShapeRules::new(&config);
+    let decision = decided(&rules, &[decodes(2, 3)]);
+    assert_eq!(decision.reason, ShapeReason::NoLadder { query_len: 4 });
+    assert_eq!(decision.passes[0].mode(), Mode::Eager);
+    config.shapes = ShapeConfig::eager();
+    assert!(config.row_ladders_used().is_empty());
+
+    let mut config = lockstep(1, 1024, 3);
+    assert_eq!(config.without_graph().count(), 1, "Q = 1 is not used");
+    config.shapes.full = false;
+    assert_eq!(config.tokens_padded_max(), 0);
+}

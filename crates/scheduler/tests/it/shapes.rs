@@ -135,21 +135,21 @@ fn a06_a_thousand_random_steps_with_a_draft_model() {
 }
 
 #[test]
-fn a10_a_full_idle_rank_still_runs_its_dummy() {
+fn a10_a_dummy_needs_no_block_and_no_seat() {
     let mut config = lockstep(2, 1, 1);
     config.limits.num_blocks = 16;
     let mut world = World::new(config);
-    // Rank 1 is full of a request whose every block is taken, and may start nothing; rank 0 decodes.
+    // Rank 1 may start nothing although a request waits for it; rank 0 decodes.
     world.submit_to(0, 4, 150);
-    world.step(0).expect("a prompt");
-    world.submit_to(0, 4, 4);
     world.scheduler.set_available(paceline_plan::DpRank::new(1), false);
     world.submit_to(1, 4, 4);
+    world.step(0).expect("a prompt");
     for _ in 0..60 {
         let plan = world.step(0).expect("a decode");
         assert!(plan.ranks()[1].is_dummy());
         assert_eq!(plan.group().target().mode(), Mode::Full);
-        assert_eq!(world.scheduler.stats().ranks[1].blocks_used, 0, "a dummy takes no block");
+        let rank = &world.scheduler.stats().ranks[1];
+        assert_eq!((rank.blocks_used, rank.running), (0, 0), "a dummy takes no block");
     }
 }
 
@@ -260,4 +260,32 @@ fn rank_permutations_give_permuted_plans() {
         seen.push((target.shape(), by_rows));
     }
     assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "{seen:?}");
+}
+
+#[test]
+fn a_prompt_chunk_or_a_recompute_of_exactly_q_is_no_decode_row() {
+    let mut config = lockstep(2, 4, 3);
+    config.limits.max_num_batched_tokens = 8;
+    let mut world = World::new(config);
+    world.submit_to(0, 12, 4);
+    world.step(0).expect("eight tokens");
+    let plan = world.step(0).expect("exactly Q tokens");
+    let part = &plan.ranks()[0];
+    assert_eq!((part.rows()[0].query_len.get(), part.decode_rows()), (4, 0));
+    assert_eq!(plan.group().target().mode(), Mode::Eager);
+    world.drain();
+
+    let id = world.submit_to(0, 3, 20);
+    world.step(0).expect("the prompt");
+    let group = GroupId::new(0);
+    assert_eq!(world.scheduler.void_group(group), [id]);
+    assert!(world.scheduler.requeue(id));
+    let epoch = world.scheduler.epoch(group).expect("the group exists");
+    world.workers.iter_mut().for_each(|worker| worker.reset(epoch));
+    let plan = world.step(0).expect("a recompute of exactly Q tokens");
+    let part = &plan.ranks()[0];
+    assert_eq!((part.rows()[0].query_len.get(), part.decode_rows(), part.rows()[0].drafts), (4, 0, 0));
+    assert_eq!(plan.group().target().mode(), Mode::Eager);
+    world.drain();
+    world.assert_drained();
 }

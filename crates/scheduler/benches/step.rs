@@ -1,0 +1,116 @@
+//! Cost of a steady decode step without the workers: plan, encode, commit, in microseconds.
+//!
+//! `cargo bench -p paceline-scheduler --bench step`
+
+#![expect(clippy::disallowed_types, reason = "a benchmark measures time; the crate itself has no clock")]
+
+use std::time::{Duration, Instant};
+
+use paceline_plan::{GroupId, LogitsWanted, RowReply, StepPlan, StepReply, WorkerLimits, to_bytes};
+use paceline_scheduler::{Config, Drafter, RequestId, RequestSpec, Scheduler, ShapeConfig};
+
+const STEPS: usize = 300;
+
+fn scheduler(ranks: u32, rows: u32, k: u32) -> Scheduler {
+    let limits = WorkerLimits {
+        seats: rows,
+        max_num_seqs: rows,
+        max_num_batched_tokens: 8192,
+        max_model_len: 4096,
+        block_size: 16,
+        num_blocks: 100_000,
+        k_max: k,
+        row_capacity: rows,
+        token_capacity: 8192,
+        table_width: 257,
+        vocab_size: 32_000,
+    };
+    let shapes = ShapeConfig::cpu_default(rows, &[k], rows);
+    let mut config = Config::new(Config::lockstep_groups(ranks), limits, shapes);
+    config.k = k;
+    config.drafter = if k > 0 { Drafter::Ngram } else { Drafter::None };
+    let mut scheduler = Scheduler::new(config).expect("a correct configuration");
+    for id in 0..u64::from(ranks * rows) {
+        let (prompt, sampling) = (vec![1; 16], vec![0; 40]);
+        let spec = RequestSpec {
+            id: RequestId(id),
+            prompt,
+            max_new_tokens: 4000,
+            stop_token_ids: vec![0],
+            sampling,
+            pinned: None,
+            priority: 0,
+            history: false,
+        };
+        scheduler.submit(spec).expect("fits");
+    }
+    scheduler
+}
+
+fn replies(plan: &StepPlan) -> Vec<StepReply> {
+    let k_draft = plan.group().k_draft();
+    let reply = |rank: &paceline_plan::RankPart| {
+        let rows = rank.rows().iter().map(|row| RowReply {
+            seat: row.seat,
+            generation: row.generation,
+            known: if row.logits == LogitsWanted::Verify {
+                row.start_max + 1
+            } else {
+                row.start_max + row.query_len.get()
+            },
+            accepted: 0,
+            emitted: vec![7; usize::from(row.logits != LogitsWanted::None)],
+            proposed: if row.logits == LogitsWanted::None { 0 } else { k_draft },
+            logprobs: Vec::new(),
+        });
+        StepReply { dp_rank: rank.dp_rank(), rows: rows.collect(), passes: 1, collectives: 0, timings_us: [0; 4] }
+    };
+    plan.ranks().iter().map(reply).collect()
+}
+
+/// One step; time of plan, encode, commit.
+fn step(scheduler: &mut Scheduler) -> [Duration; 3] {
+    let start = Instant::now();
+    let plan = scheduler.plan(GroupId::new(0)).expect("requests run");
+    let planned = Instant::now();
+    let mut bytes = to_bytes(plan.group()).len();
+    for rank in plan.ranks() {
+        bytes += to_bytes(rank).len();
+    }
+    std::hint::black_box(bytes);
+    let encoded = Instant::now();
+    let replies = replies(&plan);
+    let replied = Instant::now();
+    for reply in replies {
+        let (epoch, step) = (plan.group().epoch(), plan.group().step());
+        std::hint::black_box(scheduler.commit(reply.dp_rank, epoch, step, reply).expect("a true reply"));
+    }
+    [planned - start, encoded - planned, replied.elapsed()]
+}
+
+fn median(mut values: Vec<Duration>) -> f64 {
+    values.sort_unstable();
+    values[values.len() / 2].as_secs_f64() * 1e6
+}
+
+fn main() {
+    println!("{:>5} {:>5} {:>2} {:>9} {:>9} {:>9} {:>9}", "ranks", "rows", "k", "plan", "encode", "commit", "sum_us");
+    for ranks in [1, 8, 64] {
+        for rows in [1, 32, 256] {
+            for k in [0, 1, 3] {
+                let mut scheduler = scheduler(ranks, rows, k);
+                while scheduler.stats().waiting > 0 {
+                    step(&mut scheduler);
+                }
+                for _ in 0..20 {
+                    step(&mut scheduler);
+                }
+                let times: Vec<_> = (0..STEPS).map(|_| step(&mut scheduler)).collect();
+                let part = |index: usize| median(times.iter().map(|time| time[index]).collect());
+                let sum = median(times.iter().map(|time| time.iter().sum()).collect());
+                let (plan, encode, commit) = (part(0), part(1), part(2));
+                println!("{ranks:>5} {rows:>5} {k:>2} {plan:>9.1} {encode:>9.1} {commit:>9.1} {sum:>9.1}");
+            }
+        }
+    }
+}
