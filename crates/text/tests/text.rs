@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use paceline_text::{ChatInput, Error, SpecialTokens, Tokenizer};
+use paceline_text::{ChatInput, ChatTemplate, Error, ModelSettings, SpecialTokens, Tokenizer};
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn load(name: &str) -> Tokenizer {
     Tokenizer::load(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name))
@@ -100,6 +100,26 @@ fn chat_templates_come_from_either_file() {
     assert!(text.starts_with("<|im_start|>system\nYou are a helpful AI assistant"), "{text}");
     assert!(text.ends_with("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"), "{text}");
     assert_eq!(load("metaspace").render_chat(&input).unwrap(), "<s>[USER] hi");
+}
+
+/// `feature_template.txt` is what `transformers` renders from the same template and variables.
+#[test]
+fn a_template_full_of_features_renders_as_transformers_renders_it() {
+    let settings = ModelSettings::from_values(&Value::Null, &Value::Null, &json!({"eos_token": "</s>"}));
+    let template = ChatTemplate::new(include_str!("data/feature_template.jinja"), &settings).unwrap();
+    let messages = json!([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi \"there\" <b>é</b>", "name": "Anna"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nyo "},
+        {"role": "user", "content": "more\n"},
+    ]);
+    let variables = json!({"tools": [{"type": "function", "f": {"n": 1.5, "x": "<'&>"}}], "enable_thinking": false});
+    let input = ChatInput {
+        messages: messages.as_array().unwrap().clone(),
+        add_generation_prompt: true,
+        variables: variables.as_object().unwrap().clone(),
+    };
+    assert_eq!(template.render(&input).unwrap(), include_str!("data/feature_template.txt"));
 }
 
 #[test]
