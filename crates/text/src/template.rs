@@ -180,7 +180,11 @@ mod tests {
 
     #[test]
     fn python_methods_special_tokens_and_json_work() {
-        let source = "{{ bos_token }}{% for m in messages %}\n  {% if m.role.startswith('us') %}\n{{ m['content'].strip() | tojson }};\n  {% endif %}\n{% endfor %}\n{% if add_generation_prompt %}prompt{% endif %}";
+        let source = concat!(
+            "{{ bos_token }}{% for m in messages %}\n",
+            "  {% if m.role.startswith('us') %}\n{{ m['content'].strip() | tojson }};\n  {% endif %}\n",
+            "{% endfor %}\n{% if add_generation_prompt %}prompt{% endif %}",
+        );
         let text = render(source, &json!([{"role": "user", "content": " <b>'é' "}])).unwrap();
         assert_eq!(text, "<s>\"<b>'é'\";\nprompt");
     }
