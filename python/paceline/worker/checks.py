@@ -117,6 +117,9 @@ class _Check:
         self.limits = limits
         self.rows = launch.attention_rows
         self.tokens = launch.attention_tokens
+        starts = arrays.query_start_loc[: self.rows + 1]
+        # Query length of every row that attention is handed.
+        self.lens = starts[1:] - starts[:-1]
 
     def refuse(self, rule: str, field: str, expected: int, got: int) -> NoReturn:
         raise LaunchRefusedError(rule, field, int(expected), int(got), self.launch.dp_rank, self.launch.step)
@@ -126,9 +129,9 @@ class _Check:
             self.refuse(rule, field, expected, got)
 
     def all_equal(self, rule: str, field: str, values: np.ndarray, expected: int) -> None:
-        is_wrong = values != expected
+        is_wrong = values if expected == 0 else values != expected
         if is_wrong.any():
-            self.refuse(rule, field, expected, int(values[is_wrong][0]))
+            self.refuse(rule, field, expected, int(values[values != expected][0]))
 
     def at_most(self, rule: str, field: str, limit: int, got: int) -> None:
         if got > limit:
@@ -160,20 +163,18 @@ class _Check:
         self.equal("rule 7", "query_start_loc[0]", 0, starts[0])
         self.equal("rule 4", "query_start_loc at the last row", self.tokens, starts[self.rows])
         self.all_equal("rule 7", "query_start_loc past the rows", starts[self.rows :], self.tokens)
-        lens = np.diff(starts[: self.rows + 1])
         if self.launch.is_full:
-            self.all_equal("rule 7", "query length of a row", lens, self.launch.query_len)
+            self.all_equal("rule 7", "query length of a row", self.lens, self.launch.query_len)
         else:
-            self.at_least("rule 3", "query length of a row", 1, lens.min())
+            self.at_least("rule 3", "query length of a row", 1, self.lens.min())
 
     def kv_lens(self) -> None:
         """Every row sees its own tokens, and none more than the table can say."""
         kv_lens = self.arrays.kv_lens
-        lens = np.diff(self.arrays.query_start_loc[: self.rows + 1])
-        is_short = kv_lens[: self.rows] < lens
+        is_short = kv_lens[: self.rows] < self.lens
         if is_short.any():
             row = int(is_short.argmax())
-            self.refuse("rule 7", f"kv_len of row {row}", lens[row], kv_lens[row])
+            self.refuse("rule 7", f"kv_len of row {row}", self.lens[row], kv_lens[row])
         longest = kv_lens[: self.rows].max()
         self.at_most("rule 9", "kv_len", self.limits.max_model_len + self.limits.k_max, longest)
         self.at_most("rule 9", "kv_len", self.arrays.block_table.shape[1] * self.limits.block_size, longest)
@@ -182,14 +183,17 @@ class _Check:
     def block_table(self) -> None:
         """Blocks exist, and every computed position of a request lies in a block of its own."""
         table = self.arrays.block_table[: self.rows]
-        self.at_least("rule 7", "block id", 0, table.min())
-        self.at_most("rule 7", "block id", self.limits.block_count - 1, table.max())
+        # As unsigned numbers, so that one pass over a wide table finds negative ids too.
+        if table.view(np.uint32).max() >= self.limits.block_count:
+            self.at_least("rule 7", "block id", 0, table.min())
+            self.at_most("rule 7", "block id", self.limits.block_count - 1, table.max())
         request_rows = self.launch.request_rows
-        lens = np.diff(self.arrays.query_start_loc[: request_rows + 1])
-        computed = self.arrays.kv_lens[:request_rows] - lens
+        if not request_rows:
+            return
+        computed = self.arrays.kv_lens[:request_rows] - self.lens[:request_rows]
         blocks = -(-computed // self.limits.block_size)
-        is_needed = np.arange(table.shape[1]) < blocks[:, None]
-        missing = is_needed & (table[:request_rows] == _NULL_BLOCK)
+        columns = int(blocks.max())
+        missing = (table[:request_rows, :columns] == _NULL_BLOCK) & (np.arange(columns) < blocks[:, None])
         if missing.any():
             row = int(missing.any(axis=1).argmax())
             self.refuse("rule 9", f"blocks of row {row}", blocks[row], int(missing[row].argmax()))
@@ -202,11 +206,12 @@ class _Check:
         self.all_equal("rule 7", "slot of padding", arrays.slots[begin:], _NO_SLOT)
         self.all_equal("rule 7", "request index of padding", arrays.request_index[begin:], _NO_REQUEST)
         request_rows = self.launch.request_rows
-        lens = np.diff(arrays.query_start_loc[request_rows : self.rows + 1])
-        is_wrong = arrays.kv_lens[request_rows : self.rows] != lens
+        if request_rows == self.rows:
+            return
+        is_wrong = arrays.kv_lens[request_rows : self.rows] != self.lens[request_rows:]
         if is_wrong.any():
-            row = int(is_wrong.argmax())
-            self.refuse("rule 7", "kv_len of a padding row", lens[row], arrays.kv_lens[request_rows + row])
+            row = request_rows + int(is_wrong.argmax())
+            self.refuse("rule 7", "kv_len of a padding row", self.lens[row], arrays.kv_lens[row])
         self.all_equal("rule 7", "block id of a padding row", arrays.block_table[request_rows : self.rows].ravel(), _NULL_BLOCK)
 
     def request_tokens(self) -> None:
@@ -219,7 +224,7 @@ class _Check:
         self.at_least("rule 9", "token id", 0, ids.min())
         self.at_most("rule 9", "token id", self.limits.vocab_size - 1, ids.max())
         starts = arrays.query_start_loc[: self.launch.request_rows + 1]
-        lens = np.diff(starts)
+        lens = self.lens[: self.launch.request_rows]
         self._same("rule 7", "request index of token", np.repeat(np.arange(len(lens)), lens), rows)
         offsets = np.arange(tokens) - starts[:-1][rows]
         expected = (arrays.kv_lens[: len(lens)] - lens)[rows] + offsets
