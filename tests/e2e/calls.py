@@ -103,6 +103,12 @@ class Stream:
         return bool(self.events) and self.events[-1] == "[DONE]"
 
     @property
+    def text(self) -> str:
+        """The text of its first choice, as far as it came."""
+        chunks = [json.loads(event) for event in self.events if event != "[DONE]"]
+        return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"][:1])
+
+    @property
     def error(self) -> dict | None:
         """The error that it ended with, if it did."""
         if not self.events or self.events[-1] == "[DONE]":

@@ -159,6 +159,8 @@ impl Worker {
         if self.behaviour.fail_loading {
             let message = "the scripted worker was told to fail while loading".to_owned();
             control.send(ToDaemon::Failure(Failure { message })).await?;
+            // The daemon's answer shows that the message has left this process.
+            self.last_word(&mut control).await;
             return Ok(Ended::Failed);
         }
         tokio::time::sleep(Duration::from_millis(self.behaviour.load_ms)).await;
