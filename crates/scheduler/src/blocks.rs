@@ -125,6 +125,16 @@ mod tests {
     }
 
     #[test]
+    fn a_request_grows_into_its_neighbours() {
+        let mut pool = BlockPool::new(9);
+        let mut tables = [const { Vec::new() }; 3];
+        tables.iter_mut().for_each(|table| pool.take(2, table));
+        pool.give_back(&tables[1]);
+        pool.take(1, &mut tables[2]);
+        assert_eq!(tables[2], [5, 6, 7], "not block 3, which is free too");
+    }
+
+    #[test]
     fn scattered_blocks_are_all_handed_out() {
         let mut pool = BlockPool::new(6);
         let mut all = Vec::new();

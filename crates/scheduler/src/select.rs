@@ -1,5 +1,6 @@
-//! Which running requests of a rank get a row, and how long it is: decode rows first; under a budget that is too small
-//! for all, whoever waited longest. Allocates the blocks, and preempts where that lets an older request go on.
+//! Which running requests of a rank get a row, and how long it is. Every one gets its turn: a decode row is Q of the
+//! budget, a prompt row at least as much; whoever waited longest goes first, and what is left makes chunks longer.
+//! Allocates the blocks, and preempts where that lets an older request go on.
 
 use paceline_plan::WorkerLimits;
 
@@ -48,51 +49,58 @@ impl Selector<'_> {
     pub(crate) fn select(mut self) -> Selection {
         let budget_left = self.limits.max_num_batched_tokens;
         let mut selection = Selection { budget_left, ..Selection::default() };
-        for slot in self.order() {
-            self.select_one(slot, &mut selection);
+        let mut waiting = self.order();
+        loop {
+            let preempted = selection.preempted.len();
+            waiting.retain(|slot| !self.select_one(*slot, &mut selection));
+            // A preemption gives back budget, perhaps enough for a row that was passed over.
+            if selection.preempted.len() == preempted {
+                break;
+            }
         }
+        selection.held.extend(waiting.iter().map(|slot| (self.requests[*slot].id, HeldReason::Budget)));
         self.add_drafts(&mut selection);
         self.grow_chunks(&mut selection);
         selection
     }
 
-    /// A decode row costs Q, a prompt row at least as much, or what it has left.
+    /// Whoever waited longest first, then by standing.
+    fn order(&self) -> Vec<Slot> {
+        let mut order = self.rank.running.clone();
+        order.sort_by_key(|slot| {
+            let request = &self.requests[*slot];
+            (request.on_seat().last_run, request.standing())
+        });
+        order
+    }
+
+    /// What a row takes of the budget at least, so that every row gets its turn (rule 10): Q for a decode row, and for
+    /// a prompt row as much, or what it has left.
     fn least_cost(&self, request: &Request) -> u32 {
         let seated = request.on_seat();
         if seated.is_prompt() { seated.prompt_left().min(self.k + 1) } else { self.k + 1 }
     }
 
-    /// Whoever waited longest first; when the budget is enough for all, decode rows before prompt rows.
-    fn order(&self) -> Vec<Slot> {
-        let cost: u64 = self.rank.running.iter().map(|slot| u64::from(self.least_cost(&self.requests[*slot]))).sum();
-        let is_enough = cost <= self.limits.max_num_batched_tokens.into();
-        let mut order = self.rank.running.clone();
-        order.sort_by_key(|slot| {
-            let request = &self.requests[*slot];
-            let seated = request.on_seat();
-            (is_enough && seated.is_prompt(), seated.last_run, request.standing())
-        });
-        order
-    }
-
-    fn select_one(&mut self, slot: Slot, selection: &mut Selection) {
+    /// Gives a request a row, or holds it for want of blocks. False when the budget left is too small for it.
+    fn select_one(&mut self, slot: Slot, selection: &mut Selection) -> bool {
         let request = &self.requests[slot];
-        let Some(seated) = request.seated() else { return };
+        // Preempted for a request before it.
+        let Some(seated) = request.seated() else { return true };
         let (id, is_decode) = (request.id, !seated.is_prompt());
         let cost = self.least_cost(request);
         if cost > selection.budget_left {
-            selection.held.push((id, HeldReason::Budget));
-            return;
+            return false;
         }
         let wanted = if is_decode { 1 } else { cost };
         let tokens = self.secure(slot, wanted, selection);
         if tokens == 0 {
             selection.held.push((id, HeldReason::Blocks));
-            return;
+            return true;
         }
         let cost = if is_decode { cost } else { tokens };
         selection.budget_left -= cost;
         selection.rows.push(Selected { slot, is_decode, tokens, drafts: 0, cost });
+        true
     }
 
     /// Blocks for up to `wanted` more tokens; how many they hold. Fewer rather than a preemption; one token is worth

@@ -120,6 +120,64 @@ fn c12_drafts_are_trimmed_to_the_blocks_that_are_left() {
 }
 
 #[test]
+fn drafts_take_no_block_that_a_prompt_was_promised() {
+    let mut config = lockstep(1, 2, 3);
+    config.limits.block_size = 4;
+    config.limits.table_width = 1100;
+    config.limits.max_num_batched_tokens = 12;
+    config.limits.num_blocks = 13;
+    let mut world = World::new(config);
+    world.accept_permille = 0;
+    world.submit(6, 10);
+    let prompt = world.submit(40, 2);
+    while world.requests[&prompt].emitted.is_empty() {
+        world.step(0).expect("a step");
+    }
+    let counters = &world.scheduler.stats().ranks[0].counters;
+    assert!(counters.drafts_trimmed > 0);
+    assert_eq!((counters.held_by_blocks, counters.preemptions), (0, 0));
+    world.drain();
+    world.assert_drained();
+}
+
+#[test]
+fn budget_of_a_victim_goes_to_a_row_that_waits() {
+    // Three decode rows under a budget for two; the lowest one has waited longest, so it is first in the step in which
+    // it is evicted, and the third takes its place.
+    let mut config = lockstep(1, 3, 3);
+    config.limits.max_num_batched_tokens = 8;
+    config.limits.block_size = 4;
+    config.limits.table_width = 1100;
+    config.limits.num_blocks = 6;
+    let mut world = World::new(config);
+    world.propose_permille = 0;
+    for priority in [0, 3, 5] {
+        let mut spec = world.spec(1, 20);
+        spec.priority = priority;
+        world.submit_spec(spec).expect("fits");
+    }
+    let mut replaced = 0;
+    while let Some(plan) = world.step(0) {
+        let reasons = &world.scheduler.explanation(GroupId::new(0)).expect("a reason").ranks[0];
+        replaced += usize::from(!reasons.preempted.is_empty() && plan.ranks()[0].decode_rows() == 2);
+    }
+    assert!(replaced > 0);
+    world.assert_drained();
+}
+
+#[test]
+fn an_ngram_drafter_keeps_the_history_of_every_request() {
+    for (k, history) in [(0, false), (2, true)] {
+        let mut world = World::new(lockstep(1, 1, k));
+        let mut spec = world.spec(4, 2);
+        spec.history = false;
+        world.submit_spec(spec).expect("fits");
+        let plan = world.step(0).expect("a prompt");
+        assert_eq!(plan.ranks()[0].admissions()[0].history, history);
+    }
+}
+
+#[test]
 fn c18_drafts_are_counted_as_drafts_only() {
     let mut world = World::new(lockstep(2, 2, 3));
     world.submit_to(0, 4, 1 + 40 + 2);

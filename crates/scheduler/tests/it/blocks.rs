@@ -131,6 +131,68 @@ fn the_oldest_request_always_goes_on() {
     assert!(world.scheduler.stats().ranks[0].counters.preemptions > 0, "the pool is small enough to preempt");
 }
 
+fn small_blocks(num_blocks: u32) -> World {
+    let mut config = lockstep(1, 4, 0);
+    config.limits.block_size = 4;
+    config.limits.table_width = 1100;
+    config.limits.num_blocks = num_blocks;
+    World::new(config)
+}
+
+#[test]
+fn the_newest_request_is_evicted_first() {
+    let mut world = small_blocks(6);
+    let ids: Vec<_> = (0..3).map(|_| world.submit(4, 12)).collect();
+    let mut evicted = Vec::new();
+    while world.step(0).is_some() {
+        let reasons = &world.scheduler.explanation(GroupId::new(0)).expect("a reason").ranks[0];
+        evicted.extend_from_slice(&reasons.preempted);
+    }
+    assert_eq!(evicted, [ids[2], ids[1]]);
+    world.assert_drained();
+}
+
+#[test]
+fn a_request_starts_only_where_the_running_ones_have_room_to_grow() {
+    let mut world = small_blocks(2);
+    let growing = world.submit(4, 4);
+    let second = world.submit(4, 1);
+    world.step(0).expect("a prompt");
+    assert_eq!(world.scheduler.dp_rank_of(second), None, "the free block is the first one's next");
+    world.drain();
+    assert!(world.requests[&growing].finished.is_some());
+    assert_eq!(world.scheduler.stats().ranks[0].counters.preemptions, 0);
+    world.assert_drained();
+
+    let mut world = small_blocks(2);
+    world.submit(2, 2);
+    world.submit(2, 2);
+    world.step(0).expect("prompts");
+    assert_eq!(world.scheduler.stats().ranks[0].running, 2, "neither grows past its block");
+}
+
+#[test]
+fn what_ran_before_resumes_before_what_never_ran() {
+    let mut config = lockstep(2, 1, 0);
+    config.groups = Config::dense_groups(2);
+    let mut world = World::new(config);
+    world.submit_to(0, 4, 10);
+    let fresh = world.submit_to(0, 4, 4);
+    let resumed = world.submit(4, 4);
+    world.round();
+    assert_eq!(world.scheduler.dp_rank_of(resumed), Some(DpRank::new(1)));
+    let group = GroupId::new(1);
+    assert_eq!(world.scheduler.void_group(group), [resumed]);
+    assert!(world.scheduler.requeue(resumed));
+    world.scheduler.set_available(DpRank::new(1), false);
+    while world.scheduler.dp_rank_of(resumed).is_none() {
+        assert_eq!(world.scheduler.dp_rank_of(fresh), None, "it arrived first but has never run");
+        assert!(world.round());
+    }
+    world.drain();
+    world.assert_drained();
+}
+
 #[test]
 fn blocks_of_a_request_are_neighbours_where_they_can_be() {
     let mut config =

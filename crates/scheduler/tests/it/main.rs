@@ -3,6 +3,7 @@
 mod accounting;
 mod balance;
 mod blocks;
+mod checks;
 mod exhaustive;
 mod life;
 mod padding;

@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, StepHeader, WorkerStep};
-use paceline_plan::{
-    DpRank, GroupId, LogitsWanted, Mode, PassKind, RankLoad, Row, StepPlan, StepReply, WorkerLimits, digest, to_bytes,
-};
+use paceline_plan::{DpRank, GroupId, LogitsWanted, Row, StepPlan, StepReply, WorkerLimits, digest, to_bytes};
 use paceline_scheduler::{Config, Drafter, Finish, Output, Refusal, RequestId, RequestSpec, Scheduler, ShapeConfig};
+
+use crate::checks::check_plan;
 
 /// splitmix64: small, seeded, the same everywhere.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ pub(crate) struct World {
     pub(crate) requests: BTreeMap<RequestId, Live>,
     /// How often a proposed draft is what the model says, in 1/1000.
     pub(crate) accept_permille: u32,
-    /// How often a row gets all the drafts it may, in 1/1000; else a random number of them.
+    /// How often a row gets all the drafts it may, in 1/1000; else a random number of them. 0: no row gets any.
     pub(crate) propose_permille: u32,
     pub(crate) steps: u64,
     /// Requests in each plan since the world began, by step: only kept when a test asks.
@@ -226,7 +226,11 @@ impl World {
             }
             outcome.accepted += 1;
         }
-        let count = if self.random.chance(self.propose_permille) { k_draft } else { self.random.below(k_draft + 1) };
+        let count = match self.propose_permille {
+            0 => 0,
+            permille if self.random.chance(permille) => k_draft,
+            _ => self.random.below(k_draft + 1),
+        };
         for _ in 0..count {
             let token = next_token(&history, vocab_size);
             let is_right = self.random.chance(self.accept_permille);
@@ -315,72 +319,5 @@ impl World {
             assert_eq!((rank.running, rank.blocks_used, rank.load_tokens), (0, 0, 0), "dp_rank {}", rank.dp_rank);
         }
         self.scheduler.assert_consistent();
-    }
-}
-
-/// The numbers that must hold on every plan, counted here without the scheduler's help.
-pub(crate) fn check_plan(plan: &StepPlan, scheduler: &Scheduler) {
-    let config = scheduler.config();
-    let limits = &config.limits;
-    let group = plan.group();
-    let query_len = 1 + group.k_verify();
-    let ranks = group.dp_ranks().len();
-    assert!(plan.ranks().iter().any(|rank| !rank.is_dummy()), "a step has a row");
-    assert_eq!(plan.ranks().len(), ranks);
-    let expected_passes = if config.drafter == Drafter::Model { 2 + group.k_draft().saturating_sub(1) } else { 1 };
-    assert_eq!(group.passes().len() as u32, expected_passes);
-    for pass in group.passes() {
-        let is_single = matches!(pass.kind(), PassKind::Single { .. });
-        let width = if is_single { 1 } else { query_len };
-        assert_eq!(pass.loads().len(), ranks);
-        assert!(pass.rows_padded().get() <= limits.row_capacity);
-        assert!(pass.tokens_padded().get() <= limits.token_capacity);
-        if pass.mode() == Mode::Full {
-            assert_eq!(pass.tokens_padded().get(), pass.rows_padded().get() * width);
-            let ladder = config.shapes.rows(width);
-            assert!(ladder.contains(&pass.rows_padded().get()), "{} is in {ladder:?}", pass.rows_padded());
-        }
-        if pass.mode() == Mode::Piecewise {
-            assert_eq!(pass.tokens_padded().get() % width, 0);
-        }
-        for load in pass.loads() {
-            assert!(load.rows_run() <= pass.rows_padded().get() && load.tokens_run() <= pass.tokens_padded().get());
-            match load {
-                RankLoad::Real { rows, tokens } => {
-                    assert!(rows.get() >= 1 && tokens.get() >= rows.get());
-                    if pass.mode() == Mode::Full {
-                        assert_eq!(tokens.get(), rows.get() * width);
-                    }
-                }
-                RankLoad::Dummy { query_len: dummy } => {
-                    assert_eq!(dummy.get(), width);
-                    assert!(ranks > 1, "a group of one runs no dummy");
-                }
-            }
-        }
-    }
-    for rank in plan.ranks() {
-        assert!(rank.tokens_real().get() <= limits.max_num_batched_tokens);
-        assert!(rank.rows_real().get() <= limits.max_num_seqs);
-        if rank.is_dummy() {
-            let deltas = rank.admissions().len() + rank.feeds().len() + rank.block_appends().len();
-            assert_eq!((deltas, rank.releases().len()), (0, 0), "a dummy touches no seat and no block");
-        }
-        let full = group.target().mode() == Mode::Full;
-        assert!(!full || rank.decode_rows() == rank.rows_real().get(), "FULL has decode rows only");
-    }
-    check_ledger(scheduler, plan);
-}
-
-/// The explanation's padding adds up to what the plan gives to kernels.
-fn check_ledger(scheduler: &Scheduler, plan: &StepPlan) {
-    let explanation = scheduler.explanation(plan.group().group()).expect("a planned step is explained");
-    assert_eq!(explanation.step, plan.group().step());
-    let padded = u64::from(plan.group().target().tokens_padded().get());
-    for (rank, part) in explanation.ranks.iter().zip(plan.ranks()) {
-        let drafts: u32 = part.rows().iter().map(|row| row.drafts).sum();
-        let prompt: u32 = part.rows()[part.decode_rows() as usize..].iter().map(|row| row.query_len.get()).sum();
-        assert_eq!(rank.real_tokens, part.decode_rows() + drafts + prompt);
-        assert_eq!(u64::from(rank.real_tokens) + rank.padding.total(), padded);
     }
 }
