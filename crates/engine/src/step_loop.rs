@@ -153,7 +153,7 @@ impl StepLoop {
         if let Some(times) = running.answered(worker_us, received, began.elapsed()) {
             self.running.remove(&group);
             self.parts.publisher.record(&times);
-            tracing::trace!("group {group}: {times:?}");
+            tracing::debug!("group {group}: {times:?}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paceline_plan::seats::{SeatTable, StepHeader, WorkerStep};
 use paceline_plan::{DpRank, Epoch, Error as PlanError, GroupId, Mode, StepId, WorkerLimits};
@@ -313,7 +313,7 @@ impl Worker {
         }
         let message = match result {
             Ok(mut reply) => {
-                reply.timings_us[2] = u32::try_from(behaviour.delay_ms * 1_000).unwrap_or(u32::MAX);
+                reply.timings_us[2] = micros(Duration::from_millis(behaviour.delay_ms));
                 if is_now(behaviour.lie_passes_at_step) {
                     reply.passes += 1;
                 }
@@ -336,15 +336,23 @@ impl Worker {
         envelope: &StepEnvelope,
         batch: &mut Batch,
     ) -> Result<paceline_plan::StepReply, PlanError> {
+        let began = Instant::now();
         let step = batch.begin(header, &envelope.group_part, &envelope.rank_part)?;
+        let decoded = Instant::now();
         let record = record(&step, batch.table().occupied());
         if self.behaviour.log_steps {
             eprintln!("dp{}: {record:?}", self.behaviour.dp_rank);
         }
-        let reply = batch.run(&step)?;
+        let mut reply = batch.run(&step)?;
         self.records.push(record);
+        reply.timings_us[0] = micros(decoded - began);
+        reply.timings_us[3] = micros(decoded.elapsed());
         Ok(reply)
     }
+}
+
+fn micros(duration: Duration) -> u32 {
+    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }
 
 fn record(step: &WorkerStep, seats: usize) -> StepRecord {

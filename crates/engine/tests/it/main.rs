@@ -2,6 +2,7 @@
 
 mod fleet;
 mod losses;
+mod random;
 mod shapes;
 mod support;
 mod tokens;
