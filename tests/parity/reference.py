@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -26,9 +26,12 @@ class Continuation:
 
 def continuations(folder: Path) -> list[Continuation]:
     """Greedy fp32 continuations of 20 prompts by `generate`, one prompt at a time, EOS ignored."""
+    # Threads that spin at barriers crawl where the machine is busy with other work.
+    torch.set_num_threads(1)
     text = (DATA / "shakespeare.txt").read_text()
     ids: list[int] = AutoTokenizer.from_pretrained(folder)(text).input_ids
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config = GenerationConfig()  # without the checkpoint's EOS: every continuation has its full length
     found = []
     begin = 0
     for length in LENGTHS:
@@ -44,13 +47,9 @@ def _continue(model: torch.nn.Module, prompt: list[int]) -> Continuation:
     output = model.generate(
         inputs,
         attention_mask=torch.ones_like(inputs),
-        do_sample=False,
-        max_new_tokens=NEW_TOKENS,
-        min_new_tokens=NEW_TOKENS,
-        eos_token_id=-1,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
+        generation_config=GenerationConfig(
+            do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0, output_logits=True, return_dict_in_generate=True
+        ),
     )
     tokens = output.sequences[0, len(prompt) :].tolist()
     steps = torch.stack(output.logits)[:, 0].double().log_softmax(-1)

@@ -1,22 +1,27 @@
 """The whole server on a real model: its text is `transformers`' text, however many ranks, rows, chunks or preemptions.
 
-Everything is compared over HTTP with real workers. Prompts are token ids, so that only the model is compared.
+Everything goes over real sockets to real workers: greedy token ids over gRPC, seeded text over HTTP. Prompts are token
+ids, so that only the model is compared.
 """
 
 from __future__ import annotations
 
+import urllib.request
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import grpc
 import pytest
-from reference import NEW_TOKENS, Continuation, continuations
+from openai import OpenAI
+
+from paceline.v1.generation_pb2 import GenerateRequest, Sampling, Stopping, TokenIds
+from paceline.v1.generation_pb2_grpc import GenerationStub
+from parity.reference import NEW_TOKENS, Continuation, continuations
 from support.daemon import Daemon
 from support.demo import demo_folder
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +34,24 @@ class Setup:
     must_preempt: bool = False
 
 
-# `--num-gpu-blocks-override 75` holds the longest prompt (900 + 24 tokens) and little else: 16 tokens a block.
+# 232 blocks of 4 tokens hold the longest prompt and its output (924 tokens) and little else, so that requests which
+# started together run out of blocks together.
+SMALL_CACHE = ("--block-size", "4", "--num-gpu-blocks-override", "232")
+DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
 SETUPS = [
     Setup("one rank, one at a time", ("-dp", "1"), 1),
     Setup("two ranks, 16 at once", ("-dp", "2"), 16),
-    Setup("two ranks, small cache and budget", ("-dp=2", "--num-gpu-blocks-override", "75", "--max-num-batched-tokens", "96"), 16, True),
-    Setup("lockstep, chunks", ("-dp", "2", "--lockstep", "on", "--max-num-batched-tokens", "160"), 8),
+    Setup("two ranks, small cache and budget", ("-dp=2", *SMALL_CACHE, "--max-num-batched-tokens", "96"), 16, True),
     Setup(
-        "lockstep, drafts, TRTLLM's contract, small cache",
-        (
-            *("-dp", "2", "--lockstep", "on", "--num-gpu-blocks-override", "75", "--max-num-batched-tokens", "128"),
-            *("--attention-contract", "trtllm"),
-            *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'),
-        ),
+        "lockstep, small cache and budget",
+        ("-dp", "2", "--lockstep", "on", *SMALL_CACHE, "--max-num-batched-tokens", "160"),
         16,
         True,
+    ),
+    Setup(
+        "lockstep, drafts, TRTLLM's contract, chunks",
+        ("-dp", "2", "--lockstep", "on", "--max-num-batched-tokens", "128", "--attention-contract", "trtllm", *DRAFTS),
+        8,
     ),
 ]
 
@@ -64,22 +72,55 @@ def seeded_texts() -> dict[str, list[str]]:
     return {}
 
 
-def complete(daemon: Daemon, bodies: list[Json], concurrency: int) -> list[Json]:
-    """The choices of single-choice completions, in order."""
-    with httpx.Client(base_url=daemon.url, timeout=240) as client, ThreadPoolExecutor(concurrency) as pool:
+def in_parallel(call: Callable[[Any], Any], items: Iterable[Any], concurrency: int) -> list[Any]:
+    """The results of `call`, in order, with so many calls under way at once."""
+    with ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(call, items))
 
-        def one(body: Json) -> Json:
-            response = client.post("/v1/completions", json=body)
-            assert response.status_code == 200, response.text
-            (choice,) = response.json()["choices"]
-            return choice
 
-        return list(pool.map(one, bodies))
+def greedy(daemon: Daemon, prompts: list[list[int]], concurrency: int) -> list[tuple[list[int], list[float]]]:
+    """Greedy token ids and their log-probabilities, over gRPC."""
+    with grpc.insecure_channel(daemon.address("grpc")) as channel:
+        stub = GenerationStub(channel)
+
+        def one(prompt: list[int]) -> tuple[list[int], list[float]]:
+            request = GenerateRequest(
+                token_ids=TokenIds(ids=prompt),
+                sampling=Sampling(temperature=0.0),
+                stopping=Stopping(max_tokens=NEW_TOKENS, ignore_eos=True),
+                logprobs=0,
+            )
+            parts = list(stub.Generate(request, timeout=240))
+            tokens = [token for part in parts for token in part.token_ids]
+            return tokens, [entry.logprob for part in parts for entry in part.logprobs]
+
+        return in_parallel(one, prompts, concurrency)
+
+
+def sampled(daemon: Daemon, prompts: list[list[int]], concurrency: int) -> list[str]:
+    """Text at temperature 0.8, prompt i with seed 7 + i, by the `openai` client."""
+    with OpenAI(base_url=f"{daemon.url}/v1", api_key="none", timeout=240, max_retries=0) as client:
+        model = client.models.list().data[0].id
+
+        def one(item: tuple[int, list[int]]) -> str:
+            index, prompt = item
+            answer = client.completions.create(
+                model=model,
+                prompt=prompt,
+                max_tokens=NEW_TOKENS,
+                temperature=0.8,
+                seed=7 + index,
+                extra_body={"ignore_eos": True},
+            )
+            return answer.choices[0].text
+
+        return in_parallel(one, enumerate(prompts), concurrency)
 
 
 def counter(daemon: Daemon, name: str) -> float:
     """Sum of a counter over its labels."""
-    lines = httpx.get(f"{daemon.url}/metrics", timeout=10).text.splitlines()
+    with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
     values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
     assert values, f"no {name} in /metrics"
     return sum(values)
@@ -93,23 +134,13 @@ def test_text_is_that_of_transformers(
     """Greedy tokens are equal one by one, log-probabilities within 1e-3, seeded text is the same in every setup."""
     daemon = start_daemon(folder, "--dtype", "float32", "--max-model-len", "1024", *setup.arguments)
     daemon.wait_ready(limit_s=120)
-    common = {"max_tokens": NEW_TOKENS, "ignore_eos": True}
+    prompts = [item.prompt for item in expected]
 
-    greedy = [common | {"prompt": [item.prompt], "temperature": 0, "logprobs": 1} for item in expected]
-    tokens = [
-        common | {"prompt": [item.prompt], "temperature": 0, "return_tokens_as_token_ids": True, "logprobs": 0}
-        for item in expected
-    ]
-    choices = complete(daemon, greedy, setup.concurrency)
-    as_ids = complete(daemon, tokens, setup.concurrency)
-    for item, choice, ids in zip(expected, choices, as_ids, strict=True):
-        got = [int(token.removeprefix("token_id:")) for token in ids["logprobs"]["tokens"]]
-        assert got == item.tokens, f"prompt of {len(item.prompt)} tokens"
-        assert choice["text"] == ids["text"]
-        assert choice["logprobs"]["token_logprobs"] == pytest.approx(item.logprobs, abs=1e-3)
+    for item, (tokens, logprobs) in zip(expected, greedy(daemon, prompts, setup.concurrency), strict=True):
+        assert tokens == item.tokens, f"prompt of {len(item.prompt)} tokens"
+        assert logprobs == pytest.approx(item.logprobs, abs=1e-3)
 
-    seeded = [common | {"prompt": [item.prompt], "temperature": 0.8, "seed": 7 + index} for index, item in enumerate(expected)]
-    seeded_texts[setup.name] = [choice["text"] for choice in complete(daemon, seeded, setup.concurrency)]
+    seeded_texts[setup.name] = sampled(daemon, prompts, setup.concurrency)
     first = next(iter(seeded_texts.values()))
     assert seeded_texts[setup.name] == first
 

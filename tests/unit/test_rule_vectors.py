@@ -6,12 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+
+from paceline import _core
 from paceline.attention.contracts import find_contract
 from paceline.worker.arrays import StepArrays
 from paceline.worker.checks import Launch, LaunchLimits, LaunchRefusedError, check_launch
-
-from paceline import _core
-
 from tests.unit.rule_vectors import (
     MODES,
     Json,

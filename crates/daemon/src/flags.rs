@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Dtype {
-    /// float32 on a CPU.
+    /// What the checkpoint is stored in.
     #[default]
     Auto,
     /// 32-bit floats: the reference.

@@ -200,7 +200,8 @@ impl Settings {
     /// What workers are told besides.
     pub(crate) fn model(&self, folder: &Path) -> ModelSettings {
         let dtype = match self.flags.dtype.unwrap_or_default() {
-            Dtype::Auto | Dtype::Float32 => "float32",
+            Dtype::Auto => "auto",
+            Dtype::Float32 => "float32",
             Dtype::Bfloat16 => "bfloat16",
         };
         ModelSettings {

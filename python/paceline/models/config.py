@@ -50,6 +50,8 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     rope: RopeConfig
+    # What the checkpoint's tensors are stored as: "float32", "bfloat16" or "float16".
+    stored_dtype: str = "float32"
 
     @property
     def query_size(self) -> int:
@@ -123,6 +125,7 @@ def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
         mlp_bias=bool(raw.get("mlp_bias", False)) and architecture == "LlamaForCausalLM",
         qk_norm=qk_norm,
         rope=_rope(raw),
+        stored_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
     )
 
 

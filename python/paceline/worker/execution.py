@@ -67,7 +67,7 @@ class Execution:
         self._warm_up(settings)
         contract = loaded.backend.contract
         self._outlet.log(
-            f"loaded in {time.monotonic() - started:.1f} s: {settings.dtype} on {threads} threads, "
+            f"loaded in {time.monotonic() - started:.1f} s: {loaded.dtype} on {threads} threads, "
             f"{loaded.num_blocks} KV blocks of {settings.block_size}, attention contract {contract.name}"
         )
         self._outlet.send_control(

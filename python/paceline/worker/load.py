@@ -34,7 +34,7 @@ class UnusableSettingsError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """All that a step needs. `num_blocks` does not count the null block."""
+    """All that a step needs. `num_blocks` does not count the null block; `dtype` names what the model computes in."""
 
     model: LlamaForCausalLM
     backend: ReferenceAttention
@@ -42,6 +42,7 @@ class LoadedModel:
     arrays: StepArrays
     limits: LaunchLimits
     num_blocks: int
+    dtype: str
 
 
 def load(folder: Path, dp_rank: int, welcome: Welcome, on_progress: OnProgress) -> LoadedModel:
@@ -53,7 +54,7 @@ def load(folder: Path, dp_rank: int, welcome: Welcome, on_progress: OnProgress) 
     settings = welcome.settings
     config = load_model_config(folder)
     contract = check_settings(settings, config)
-    dtype = _DTYPES[settings.dtype]
+    dtype = compute_dtype(settings, config)
     num_blocks = kv_block_count(settings, config, dtype)
     on_progress("allocating KV cache", 0, 1)
     cache = KvCache(
@@ -91,13 +92,22 @@ def load(folder: Path, dp_rank: int, welcome: Welcome, on_progress: OnProgress) 
         block_count=num_blocks + 1,
         vocab_size=config.vocab_size,
     )
-    return LoadedModel(model, ReferenceAttention(cache, contract), core, arrays, limits, num_blocks)
+    return LoadedModel(
+        model, ReferenceAttention(cache, contract), core, arrays, limits, num_blocks, str(dtype).removeprefix("torch.")
+    )
+
+
+def compute_dtype(settings: WorkerSettings, config: ModelConfig) -> torch.dtype:
+    """What weights, KV cache and activations are held in. `auto` is the checkpoint's own; float16 runs as bfloat16."""
+    name = config.stored_dtype if settings.dtype == "auto" else settings.dtype
+    return _DTYPES.get(name, torch.bfloat16)
 
 
 def check_settings(settings: WorkerSettings, config: ModelConfig) -> Contract:
     """Refuse what this worker cannot run; gives the contract to declare. Raises `UnusableSettingsError`."""
-    if settings.dtype not in _DTYPES:
-        raise UnusableSettingsError(f"dtype {settings.dtype!r} is not supported; known are {', '.join(_DTYPES)}")
+    known = ("auto", *_DTYPES)
+    if settings.dtype not in known:
+        raise UnusableSettingsError(f"dtype {settings.dtype!r} is not supported; known are {', '.join(known)}")
     if settings.device != "cpu":
         raise UnusableSettingsError(f"device {settings.device!r} is not supported, only 'cpu'")
     if settings.tp_size > 1:

@@ -580,7 +580,7 @@ pub struct Welcome {
 pub struct WorkerSettings {
     #[prost(string, tag = "1")]
     pub model_path: ::prost::alloc::string::String,
-    /// "float32", "bfloat16"
+    /// "auto" (the checkpoint's own), "float32", "bfloat16"
     #[prost(string, tag = "2")]
     pub dtype: ::prost::alloc::string::String,
     /// "cpu", "cuda"
