@@ -99,7 +99,7 @@ pub(crate) struct Flags {
     #[arg(long, help_heading = "Ranks")]
     pub(crate) lockstep: Option<Switch>,
 
-    /// Type of weights and KV cache [default: auto, float32 on a CPU]
+    /// Type of weights and KV cache [default: auto, what the checkpoint is stored in]
     #[arg(long, help_heading = "Model")]
     pub(crate) dtype: Option<Dtype>,
     /// L: tokens of one request, prompt and output [default: what the model was made for]
