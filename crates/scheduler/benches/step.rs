@@ -4,48 +4,15 @@
 
 #![expect(clippy::disallowed_types, reason = "a benchmark measures time; the crate itself has no clock")]
 
+mod world;
+
 use std::time::{Duration, Instant};
 
-use paceline_plan::{GroupId, LogitsWanted, RowReply, StepPlan, StepReply, WorkerLimits, to_bytes};
-use paceline_scheduler::{Config, Drafter, RequestId, RequestSpec, Scheduler, ShapeConfig};
+use paceline_plan::{GroupId, LogitsWanted, RowReply, StepPlan, StepReply, to_bytes};
+use paceline_scheduler::Scheduler;
+use world::Load;
 
 const STEPS: usize = 300;
-
-fn scheduler(ranks: u32, rows: u32, k: u32) -> Scheduler {
-    let limits = WorkerLimits {
-        seats: rows,
-        max_num_seqs: rows,
-        max_num_batched_tokens: 8192,
-        max_model_len: 4096,
-        block_size: 16,
-        num_blocks: 100_000,
-        k_max: k,
-        row_capacity: rows,
-        token_capacity: 8192,
-        table_width: 257,
-        vocab_size: 32_000,
-    };
-    let shapes = ShapeConfig::cpu_default(rows, &[k], rows);
-    let mut config = Config::new(Config::lockstep_groups(ranks), limits, shapes);
-    config.k = k;
-    config.drafter = if k > 0 { Drafter::Ngram } else { Drafter::None };
-    let mut scheduler = Scheduler::new(config).expect("a correct configuration");
-    for id in 0..u64::from(ranks * rows) {
-        let (prompt, sampling) = (vec![1; 16], vec![0; 40]);
-        let spec = RequestSpec {
-            id: RequestId(id),
-            prompt,
-            max_new_tokens: 4000,
-            stop_token_ids: vec![0],
-            sampling,
-            pinned: None,
-            priority: 0,
-            history: false,
-        };
-        scheduler.submit(spec).expect("fits");
-    }
-    scheduler
-}
 
 fn replies(plan: &StepPlan) -> Vec<StepReply> {
     let k_draft = plan.group().k_draft();
@@ -98,13 +65,11 @@ fn main() {
     for ranks in [1, 8, 64] {
         for rows in [1, 32, 256] {
             for k in [0, 1, 3] {
-                let mut scheduler = scheduler(ranks, rows, k);
-                while scheduler.stats().waiting > 0 {
-                    step(&mut scheduler);
-                }
-                for _ in 0..20 {
-                    step(&mut scheduler);
-                }
+                let load = Load { ranks, rows, k, mixed: false };
+                let mut scheduler = load.scheduler();
+                load.warm_up(&mut scheduler, |scheduler| {
+                    step(scheduler);
+                });
                 let times: Vec<_> = (0..STEPS).map(|_| step(&mut scheduler)).collect();
                 let part = |index: usize| median(times.iter().map(|time| time[index]).collect());
                 let sum = median(times.iter().map(|time| time.iter().sum()).collect());

@@ -142,7 +142,6 @@ impl Scheduler {
                 }
             }
             rank.releases.clear();
-            rank.seats.clear();
         }
         lost
     }

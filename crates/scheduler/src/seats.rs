@@ -29,9 +29,4 @@ impl SeatPool {
     pub(crate) fn give_back(&mut self, seat: Seat) {
         self.free.push(Reverse(seat.get()));
     }
-
-    /// Frees all seats: a new epoch.
-    pub(crate) fn clear(&mut self) {
-        self.free = (0..self.generations.len() as u32).map(Reverse).collect();
-    }
 }

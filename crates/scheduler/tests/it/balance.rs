@@ -149,6 +149,27 @@ fn no_request_waits_while_another_rank_could_start_it() {
 }
 
 #[test]
+fn a_rank_whose_budget_is_taken_does_not_keep_a_request_waiting() {
+    for lockstep_groups in [true, false] {
+        let mut config = lockstep(2, 4, 0);
+        config.limits.max_num_batched_tokens = 8;
+        if !lockstep_groups {
+            config.groups = Config::dense_groups(2);
+        }
+        let mut world = World::new(config);
+        world.submit_to(0, 200, 50);
+        while world.requests.values().all(|live| live.emitted.is_empty()) {
+            world.round();
+        }
+        world.submit_to(1, 60, 4);
+        world.round();
+        let id = world.submit(4, 20);
+        world.round();
+        assert_eq!(rank_of(&world, id), 0, "rank 1 has less load, and a prompt that takes its steps");
+    }
+}
+
+#[test]
 fn lower_priority_numbers_start_first() {
     let mut world = World::new(lockstep(1, 1, 0));
     let first = world.submit(4, 4);

@@ -154,15 +154,21 @@ fn the_newest_request_is_evicted_first() {
 
 #[test]
 fn a_request_starts_only_where_the_running_ones_have_room_to_grow() {
-    let mut world = small_blocks(2);
-    let growing = world.submit(4, 4);
-    let second = world.submit(4, 1);
-    world.step(0).expect("a prompt");
-    assert_eq!(world.scheduler.dp_rank_of(second), None, "the free block is the first one's next");
-    world.drain();
-    assert!(world.requests[&growing].finished.is_some());
-    assert_eq!(world.scheduler.stats().ranks[0].counters.preemptions, 0);
-    world.assert_drained();
+    for later in [false, true] {
+        let mut world = small_blocks(2);
+        let growing = world.submit(4, 4);
+        if later {
+            world.step(0).expect("a prompt");
+        }
+        let second = world.submit(4, 2);
+        while world.requests[&growing].finished.is_none() {
+            world.step(0).expect("a step");
+            assert!(world.requests[&second].emitted.is_empty(), "the free block is the first one's next");
+        }
+        world.drain();
+        assert_eq!(world.scheduler.stats().ranks[0].counters.preemptions, 0);
+        world.assert_drained();
+    }
 
     let mut world = small_blocks(2);
     world.submit(2, 2);
