@@ -1,5 +1,7 @@
 """Fixtures for all tests: the Rust build, the daemon, scripted workers, and one summary of what the Rust tests counted."""
 
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +16,11 @@ RUST_COUNTS = pytest.StashKey[dict[str, int]]()
 
 StartDaemon = Callable[..., Daemon]
 StartWorker = Callable[..., ScriptedWorker]
+
+
+def pytest_configure() -> None:
+    """A test run that is ended from outside ends its children too: SIGTERM unwinds instead of killing at once."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 @pytest.fixture(scope="session")
