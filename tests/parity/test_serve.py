@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +32,23 @@ class Setup:
     name: str
     arguments: tuple[str, ...]
     concurrency: int
-    must_preempt: bool = False
+    # Requests longer than this do not fit, and the others must preempt each other.
+    longest_tokens: int | None = None
 
 
-# 232 blocks of 4 tokens hold the longest prompt and its output (924 tokens) and little else, so that requests which
-# started together run out of blocks together.
-SMALL_CACHE = ("--block-size", "4", "--num-gpu-blocks-override", "232")
+# 31 blocks of 4 tokens hold the longest request of 124 tokens and little else, so that requests which started together
+# run out of blocks together.
+SMALL_CACHE = ("--max-model-len", "128", "--block-size", "4", "--num-gpu-blocks-override", "31")
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
 SETUPS = [
     Setup("one rank, one at a time", ("-dp", "1"), 1),
     Setup("two ranks, 16 at once", ("-dp", "2"), 16),
-    Setup("two ranks, small cache and budget", ("-dp=2", *SMALL_CACHE, "--max-num-batched-tokens", "96"), 16, True),
+    Setup("two ranks, small cache and budget", ("-dp=2", *SMALL_CACHE, "--max-num-batched-tokens", "32"), 16, 124),
     Setup(
         "lockstep, small cache and budget",
-        ("-dp", "2", "--lockstep", "on", *SMALL_CACHE, "--max-num-batched-tokens", "160"),
+        ("-dp", "2", "--lockstep", "on", *SMALL_CACHE, "--max-num-batched-tokens", "48"),
         16,
-        True,
+        124,
     ),
     Setup(
         "lockstep, drafts, TRTLLM's contract, chunks",
@@ -132,8 +134,10 @@ def test_text_is_that_of_transformers(
     setup: Setup, folder: Path, expected: list[Continuation], seeded_texts: dict[str, list[str]], start_daemon: Any
 ) -> None:
     """Greedy tokens are equal one by one, log-probabilities within 1e-3, seeded text is the same in every setup."""
-    daemon = start_daemon(folder, "--dtype", "float32", "--max-model-len", "1024", *setup.arguments)
+    daemon = start_daemon(folder, "--dtype", "float32", *setup.arguments)
     daemon.wait_ready(limit_s=120)
+    fits = (len(item.prompt) + NEW_TOKENS <= (setup.longest_tokens or 8192) for item in expected)
+    expected = list(compress(expected, fits))
     prompts = [item.prompt for item in expected]
 
     for item, (tokens, logprobs) in zip(expected, greedy(daemon, prompts, setup.concurrency), strict=True):
@@ -142,7 +146,8 @@ def test_text_is_that_of_transformers(
 
     seeded_texts[setup.name] = sampled(daemon, prompts, setup.concurrency)
     first = next(iter(seeded_texts.values()))
-    assert seeded_texts[setup.name] == first
+    compared = min(len(first), len(prompts))
+    assert seeded_texts[setup.name][:compared] == first[:compared]
 
     preemptions = counter(daemon, "paceline_preemptions_total")
-    assert (preemptions > 0) == setup.must_preempt, f"{preemptions} preemptions"
+    assert (preemptions > 0) == (setup.longest_tokens is not None), f"{preemptions} preemptions"
