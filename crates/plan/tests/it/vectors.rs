@@ -7,7 +7,9 @@ use std::path::PathBuf;
 
 use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
 use paceline_plan::seats::{RowOutcome, SeatTable, StepHeader, WorkerStep};
-use paceline_plan::{DpRank, Epoch, Error, GroupId, LogitsWanted, StepId, digest};
+use paceline_plan::{
+    DpRank, Epoch, Error, GroupId, GroupPart, LogitsWanted, RankPart, StepId, check_rank, digest, from_bytes,
+};
 use serde_json::{Value, json};
 
 use crate::support::limits;
@@ -105,7 +107,10 @@ impl Vectors {
             .join("../../tests/vectors/rules")
             .join(format!("rule_{:02}.json", self.rule));
         if std::env::var_os("UPDATE_VECTORS").is_some() {
-            std::fs::write(&path, &text).expect("the vector folder is writable");
+            // Renamed into place: another test of this process may be reading the folder.
+            let unfinished = path.with_extension("new");
+            std::fs::write(&unfinished, &text).expect("the vector folder is writable");
+            std::fs::rename(&unfinished, &path).expect("the vector folder is writable");
         }
         let stored = std::fs::read_to_string(&path).unwrap_or_default();
         assert_eq!(stored, text, "{} is stale: run with UPDATE_VECTORS=1 and read the difference", path.display());
@@ -132,9 +137,19 @@ fn send(table: &mut SeatTable, group: &Value, rank: &Value) -> Value {
             commit(table, &step);
             json!({"arrays": arrays})
         }
-        Err(error) => json!({"refused": refusal_json(&error)}),
+        Err(error) => json!({"refused": refusal_json(&error), "layer": layer(group, rank)}),
     };
     json!({"group": group, "rank": rank, "expect": outcome})
+}
+
+/// Which layer refuses first: "plan", whose checks the scheduler runs before it sends and the worker when it receives,
+/// or "worker", which knows its seats.
+fn layer(group: &Value, rank: &Value) -> &'static str {
+    let parts = from_bytes::<GroupPart>(&group_bytes(group)).and_then(|group| {
+        let rank = from_bytes::<RankPart>(&rank_bytes(rank))?;
+        check_rank(&group, 0, &rank, &limits())
+    });
+    if parts.is_err() { "plan" } else { "worker" }
 }
 
 fn refusal_json(error: &Error) -> Value {
@@ -255,6 +270,27 @@ fn rule_05_no_padded_size_above_a_capacity() {
         })
         .broken("tokens above the token capacity", |group, _| {
             group["passes"][0] = pass(0, 2, 0, 3, 33, &[(1, 4, 0), (3, 33, 0)]);
+        })
+        .check();
+}
+
+/// Outside FULL attention sees real counts; only inputs of PIECEWISE are padded.
+#[test]
+fn rule_06_attention_sees_real_counts_outside_full() {
+    Vectors::of_rule(6)
+        .case("a prompt, EAGER", &[(prompt_group(), prompt())])
+        .case("a prompt, PIECEWISE", &[(group(1, 3, 2, &[pass(0, 1, 0, 1, 8, &[(1, 5, 0), (1, 4, 1)])]), prompt())])
+        .case("a dummy, PIECEWISE", &[(group(1, 3, 2, &[pass(0, 1, 0, 1, 8, &[(1, 4, 1), (1, 5, 0)])]), idle())])
+        .broken("drafts without placeholders, EAGER", |group, rank| {
+            group["passes"][0] = pass(0, 2, 0, 3, 12, &[(1, 3, 0), (3, 12, 0)]);
+            rank["row_query_lens"] = json!([3]);
+        })
+        .broken("placeholders outside FULL", |group, _| {
+            group["passes"][0] = pass(0, 2, 0, 3, 12, &[(1, 4, 0), (3, 12, 0)]);
+        })
+        .broken("rows padded outside FULL", |group, rank| {
+            group["passes"][0] = pass(0, 2, 0, 4, 12, &[(1, 3, 0), (3, 12, 0)]);
+            rank["row_query_lens"] = json!([3]);
         })
         .check();
 }
