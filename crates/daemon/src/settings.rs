@@ -173,7 +173,8 @@ impl Settings {
             k_max: k,
             row_capacity: rows,
             token_capacity: tokens.max(largest_uniform),
-            table_width: max_model_len.saturating_add(k).div_ceil(self.block_size()),
+            // A multiple that every known attention contract takes.
+            table_width: max_model_len.saturating_add(k).div_ceil(self.block_size()).next_multiple_of(4),
             vocab_size: 0,
         };
         let seconds = |value: Option<u64>, default: u64| value.map_or(default, |seconds| seconds.saturating_mul(1_000));

@@ -4,12 +4,12 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use paceline_fleet::{Input, Join, Loaded, PlanRefusal, StepAnswer, StoreAddress, WorkerId};
+use paceline_fleet::{Contract, Input, Join, Loaded, PlanRefusal, StepAnswer, StoreAddress, WorkerId};
 use paceline_plan::{Epoch, GroupId, StepId, from_bytes};
 use paceline_proto::v1::control_from_worker::Message as FromWorker;
 use paceline_proto::v1::step_from_worker::Message as StepMessage;
 use paceline_proto::v1::workers_server::Workers;
-use paceline_proto::v1::{ControlFromWorker, ControlToWorker, Reply, StepFromWorker, StepToWorker};
+use paceline_proto::v1::{self, ControlFromWorker, ControlToWorker, Reply, StepFromWorker, StepToWorker};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -122,10 +122,7 @@ async fn read_control(worker: WorkerId, mut stream: Streaming<ControlFromWorker>
                 tracing::debug!("worker {}: {} {}/{}", worker.get(), progress.stage, progress.done, progress.total);
                 continue;
             }
-            FromWorker::Loaded(loaded) => {
-                let (num_blocks, row_capacity) = (loaded.num_blocks, loaded.row_capacity);
-                Input::Loaded(worker, Loaded { num_blocks, row_capacity, vocab_size: loaded.vocab_size })
-            }
+            FromWorker::Loaded(loaded) => Input::Loaded(worker, self::loaded(loaded)),
             FromWorker::StoreBound(bound) => {
                 let address = StoreAddress { host: bound.host, port: bound.port };
                 Input::StoreBound(worker, Epoch::new(bound.epoch), address)
@@ -172,6 +169,21 @@ async fn read_steps(worker: WorkerId, mut stream: Streaming<StepFromWorker>, eve
         }
     };
     let _ = events.send(Event::Fleet(Input::Lost(worker, reason))).await;
+}
+
+fn loaded(loaded: v1::Loaded) -> Loaded {
+    let contract = loaded.attention_contract.unwrap_or_default();
+    Loaded {
+        num_blocks: loaded.num_blocks,
+        row_capacity: loaded.row_capacity,
+        vocab_size: loaded.vocab_size,
+        contract: Contract {
+            name: contract.name,
+            uniform_query_len_max: contract.uniform_query_len_max,
+            block_sizes: contract.block_sizes,
+            table_alignment: contract.table_alignment,
+        },
+    }
 }
 
 fn answer(reply: &Reply) -> StepAnswer {

@@ -8,7 +8,7 @@ use paceline_scheduler::{RequestId, Scheduler};
 use crate::Error;
 use crate::config::Config;
 use crate::group::{Group, Member, Phase, Stage, Worker, names};
-use crate::join::{Difference, Reference, least, serves};
+use crate::join::{Difference, Reference, least, serves, within};
 use crate::message::{Action, Input, Join, Level, Loaded, StoreAddress, WorkerId};
 use crate::status::{Counters, RankState, RankStatus};
 
@@ -174,14 +174,18 @@ impl Fleet {
 
     fn loaded(&mut self, id: WorkerId, loaded: Loaded) {
         let Some((_, dp_rank)) = self.find(id) else { return };
+        if let Err(Difference { field, expected, got }) = within(&self.config, &loaded.contract) {
+            let name = &loaded.contract.name;
+            return self.lost(id, &format!("attention contract {name}: {field}: expected {expected}, got {got}"));
+        }
         if let Some(limits) = &self.limits
             && let Err(difference) = serves(limits, &loaded)
         {
             let Difference { field, expected, got } = difference;
             return self.lost(id, &format!("{field}: expected {expected}, got {got}"));
         }
-        self.with_worker(id, |_, _, worker| (worker.stage, worker.loaded) = (Stage::Loaded, loaded));
         self.log(Level::Info, format!("dp{dp_rank}: worker loaded, {} KV blocks", loaded.num_blocks));
+        self.with_worker(id, |_, _, worker| (worker.stage, worker.loaded) = (Stage::Loaded, loaded));
     }
 
     fn store_bound(&mut self, id: WorkerId, epoch: Epoch, address: &StoreAddress) {
@@ -229,7 +233,7 @@ impl Fleet {
 
     fn settle_sizes(&mut self) -> Result<(), String> {
         let loaded: Vec<Loaded> =
-            self.groups.iter().flat_map(Group::workers).map(|(_, worker)| worker.loaded).collect();
+            self.groups.iter().flat_map(Group::workers).map(|(_, worker)| worker.loaded.clone()).collect();
         let limits = least(&self.config, &loaded)
             .map_err(|no| format!("the workers differ in {}: {} and {}", no.field, no.expected, no.got))?;
         let mut scheduler = Scheduler::new(self.config.scheduler(limits)).map_err(|error| error.to_string())?;

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::group::Group;
-use crate::message::{Join, Loaded};
+use crate::message::{Contract, Join, Loaded};
 use paceline_plan::WorkerLimits;
 
 /// What every worker must have in common; the first one settles it.
@@ -58,15 +58,36 @@ impl Reference {
 /// When the workers' vocabularies differ.
 pub(crate) fn least(config: &Config, loaded: &[Loaded]) -> Result<WorkerLimits, Difference> {
     let mut limits = config.limits;
-    let first = loaded.first().copied().unwrap_or_default();
+    let first = loaded.first().cloned().unwrap_or_default();
     limits.num_blocks = first.num_blocks;
     limits.vocab_size = first.vocab_size;
     for worker in loaded {
         same("vocab_size", &first.vocab_size.to_string(), &worker.vocab_size.to_string())?;
+        same("attention contract", &first.contract.name, &worker.contract.name)?;
         limits.num_blocks = limits.num_blocks.min(worker.num_blocks);
         limits.row_capacity = limits.row_capacity.min(worker.row_capacity);
     }
     Ok(limits)
+}
+
+/// Whether every plan of this configuration is within what an attention backend takes.
+pub(crate) fn within(config: &Config, contract: &Contract) -> Result<(), Difference> {
+    let limits = &config.limits;
+    if !contract.block_sizes.is_empty() && !contract.block_sizes.contains(&limits.block_size) {
+        let expected = format!("one of {:?}", contract.block_sizes);
+        return Err(Difference { field: "block_size", expected, got: limits.block_size.to_string() });
+    }
+    let query_len = config.k + 1;
+    if contract.uniform_query_len_max != 0 && query_len > contract.uniform_query_len_max {
+        let expected = format!("at most {}", contract.uniform_query_len_max);
+        return Err(Difference { field: "query_len", expected, got: query_len.to_string() });
+    }
+    let rest = limits.table_width % contract.table_alignment.max(1);
+    if rest != 0 {
+        let expected = format!("a multiple of {}", contract.table_alignment);
+        return Err(Difference { field: "table_width", expected, got: limits.table_width.to_string() });
+    }
+    Ok(())
 }
 
 /// Whether a worker that comes later serves the sizes that are settled.

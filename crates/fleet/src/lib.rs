@@ -24,6 +24,7 @@ pub use dispatch::{Dispatch, Encoded};
 pub use error::Error;
 pub use fleet::Fleet;
 pub use message::{
-    Action, Declined, FailureKind, Input, Join, Level, Loaded, PlanRefusal, StepAnswer, StoreAddress, WorkerId,
+    Action, Contract, Declined, FailureKind, Input, Join, Level, Loaded, PlanRefusal, StepAnswer, StoreAddress,
+    WorkerId,
 };
 pub use status::{Counters, RankState, RankStatus};

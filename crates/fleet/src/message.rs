@@ -40,8 +40,21 @@ pub struct Join {
     pub process_id: u32,
 }
 
+/// What a worker's attention backend can take.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contract {
+    /// Name of the contract.
+    pub name: String,
+    /// Longest row of a uniform launch; 0 is no limit.
+    pub uniform_query_len_max: u32,
+    /// Tokens that a KV block may have; empty is any number.
+    pub block_sizes: Vec<u32>,
+    /// Columns of a block table are a multiple of this; 0 counts as 1.
+    pub table_alignment: u32,
+}
+
 /// What a worker says of itself once it has loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
     /// Usable KV blocks.
     pub num_blocks: u32,
@@ -49,6 +62,8 @@ pub struct Loaded {
     pub row_capacity: u32,
     /// Token ids are below this.
     pub vocab_size: u32,
+    /// What its attention backend can take.
+    pub contract: Contract,
 }
 
 /// A worker's answer to a step.

@@ -1,9 +1,9 @@
 //! Joining, loading, meeting.
 
-use paceline_fleet::{Action, Input, Join, Loaded, RankState};
+use paceline_fleet::{Action, Contract, Input, Join, Loaded, RankState};
 use paceline_plan::{DpRank, Epoch};
 
-use crate::world::{LOADED, World, config, join};
+use crate::world::{World, config, join, loaded};
 
 fn forms(actions: &[Action]) -> Vec<(u64, u32, u32)> {
     let form = |action: &Action| match action {
@@ -48,7 +48,7 @@ fn a_worker_without_its_steps_stream_is_not_counted() {
     let mut world = World::new(config(1, false));
     let worker = world.worker_id();
     world.feed(Input::Join(worker, join(0)));
-    world.feed(Input::Loaded(worker, LOADED));
+    world.feed(Input::Loaded(worker, loaded()));
     assert!(!world.fleet.is_ready());
     world.feed(Input::Attached(worker));
     assert!(world.fleet.is_ready());
@@ -91,14 +91,14 @@ fn the_sizes_are_the_least_and_bind_who_comes_later() {
     let worker = world.worker_id();
     world.feed(Input::Join(worker, join(1)));
     world.feed(Input::Attached(worker));
-    world.feed(Input::Loaded(worker, Loaded { num_blocks: 20, ..LOADED }));
+    world.feed(Input::Loaded(worker, Loaded { num_blocks: 20, ..loaded() }));
     assert_eq!(world.fleet.limits().map(|limits| limits.num_blocks), Some(20));
     assert!(world.fleet.is_ready());
 
     world.feed(Input::Lost(worker, "gone".to_owned()));
     let smaller = world.worker_id();
     world.feed(Input::Join(smaller, join(1)));
-    let actions = world.feed(Input::Loaded(smaller, Loaded { num_blocks: 19, ..LOADED }));
+    let actions = world.feed(Input::Loaded(smaller, Loaded { num_blocks: 19, ..loaded() }));
     let stopped = actions.iter().find_map(|action| match action {
         Action::StopWorker { worker, reason } if *worker == smaller => Some(reason.clone()),
         _ => None,
@@ -116,7 +116,7 @@ fn different_vocabularies_are_fatal() {
     let worker = world.worker_id();
     world.feed(Input::Join(worker, join(1)));
     world.feed(Input::Attached(worker));
-    let actions = world.feed(Input::Loaded(worker, Loaded { vocab_size: 51, ..LOADED }));
+    let actions = world.feed(Input::Loaded(worker, Loaded { vocab_size: 51, ..loaded() }));
     assert!(matches!(actions.last(), Some(Action::Fatal { message }) if message.contains("vocab_size: 50 and 51")));
 }
 
@@ -146,4 +146,28 @@ fn a_loss_while_assembling_replaces_that_worker_only() {
     let (_, actions) = world.load(1);
     assert!(world.fleet.is_ready());
     assert!(actions.iter().any(|action| matches!(action, Action::Form { epoch, .. } if *epoch == Epoch::new(1))));
+}
+
+#[test]
+fn a_contract_that_the_plans_would_break_is_refused_with_both_values() {
+    let trtllm = Contract {
+        name: "trtllm-mla".to_owned(),
+        uniform_query_len_max: 32,
+        block_sizes: vec![32, 64],
+        table_alignment: 4,
+    };
+    let cases = [
+        (Contract { block_sizes: vec![], ..trtllm.clone() }, None),
+        (trtllm.clone(), Some("attention contract trtllm-mla: block_size: expected one of [32, 64], got 16")),
+        (Contract { block_sizes: vec![], table_alignment: 3, ..trtllm }, Some("expected a multiple of 3, got 8")),
+    ];
+    for (contract, expected) in cases {
+        let mut world = World::new(config(1, false));
+        let worker = world.worker_id();
+        world.feed(Input::Join(worker, join(0)));
+        world.feed(Input::Attached(worker));
+        let actions = world.feed(Input::Loaded(worker, Loaded { contract, ..loaded() }));
+        assert_eq!(world.fleet.is_ready(), expected.is_none());
+        assert!(expected.is_none_or(|expected| format!("{actions:?}").contains(expected)), "{actions:?}");
+    }
 }

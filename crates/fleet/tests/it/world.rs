@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use paceline_fleet::{
-    Action, Config, Deadlines, Dispatch, Encoded, Fleet, Input, Join, Loaded, StepAnswer, StoreAddress, WorkerId,
+    Action, Config, Contract, Deadlines, Dispatch, Encoded, Fleet, Input, Join, Loaded, StepAnswer, StoreAddress,
+    WorkerId,
 };
 use paceline_plan::seats::{RowOutcome, SeatTable, StepHeader};
 use paceline_plan::{DpRank, Epoch, LogitsWanted, WorkerLimits};
@@ -23,7 +24,10 @@ pub(crate) const LIMITS: WorkerLimits = WorkerLimits {
     vocab_size: 0,
 };
 
-pub(crate) const LOADED: Loaded = Loaded { num_blocks: 32, row_capacity: 4, vocab_size: 50 };
+pub(crate) fn loaded() -> Loaded {
+    let contract = Contract { name: "reference".to_owned(), ..Contract::default() };
+    Loaded { num_blocks: 32, row_capacity: 4, vocab_size: 50, contract }
+}
 
 pub(crate) fn config(dp_size: u32, lockstep: bool) -> Config {
     Config {
@@ -100,7 +104,7 @@ impl World {
         let worker = self.worker_id();
         let mut actions = self.feed(Input::Join(worker, join(dp_rank)));
         actions.extend(self.feed(Input::Attached(worker)));
-        actions.extend(self.feed(Input::Loaded(worker, LOADED)));
+        actions.extend(self.feed(Input::Loaded(worker, loaded())));
         (worker, actions)
     }
 
