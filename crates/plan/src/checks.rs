@@ -11,14 +11,14 @@ use crate::{Error, GroupPart, Mode, RankPart, Row, WorkerLimits};
 pub fn check_rank(group: &GroupPart, index: usize, part: &RankPart, limits: &WorkerLimits) -> Result<(), Error> {
     check_load(group, index, part)?;
     check_sizes(group, part, limits)?;
-    let decode_rows = part.decode_rows() as usize;
-    for (row_index, row) in part.rows().iter().enumerate() {
+    let (decode_rows, prompt_rows) = part.rows().split_at(part.decode_rows() as usize);
+    for row in decode_rows {
         check_at_most(2, "seat", i64::from(limits.seats) - 1, row.seat.get().into())?;
-        if row_index < decode_rows {
-            check_decode_row(group, row, limits)?;
-        } else {
-            check_prompt_row(row, limits)?;
-        }
+        check_decode_row(group, row, limits)?;
+    }
+    for row in prompt_rows {
+        check_at_most(2, "seat", i64::from(limits.seats) - 1, row.seat.get().into())?;
+        check_prompt_row(row, limits)?;
     }
     Ok(())
 }

@@ -96,7 +96,7 @@ impl QueryLen {
     /// # Errors
     /// [`Error::Rule`] when `value` is 0.
     pub fn new(value: u32) -> Result<Self, Error> {
-        NonZeroU32::new(value).map(Self).ok_or(Error::rule(3, "query_len", 1, 0))
+        NonZeroU32::new(value).map(Self).ok_or_else(|| Error::rule(3, "query_len", 1, 0))
     }
 
     /// The verify width of `drafts` drafts per row: `Q = 1 + k`.

@@ -24,7 +24,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// A broken rule with both numbers.
+    /// A broken rule with both numbers. Out of the way of checks that pass.
+    #[cold]
     pub fn rule(rule: u32, field: &'static str, expected: impl Into<i64>, got: impl Into<i64>) -> Self {
         Self::Rule { rule, field, expected: expected.into(), got: got.into() }
     }
@@ -39,16 +40,19 @@ impl Error {
 }
 
 /// Fails with the numbers unless `got == expected`.
+#[inline]
 pub(crate) fn check_equal(rule: u32, field: &'static str, expected: i64, got: i64) -> Result<(), Error> {
     if expected == got { Ok(()) } else { Err(Error::rule(rule, field, expected, got)) }
 }
 
 /// Fails with the numbers unless `got <= most`.
+#[inline]
 pub(crate) fn check_at_most(rule: u32, field: &'static str, most: i64, got: i64) -> Result<(), Error> {
     if got <= most { Ok(()) } else { Err(Error::rule(rule, field, most, got)) }
 }
 
 /// Fails with the numbers unless `got >= least`.
+#[inline]
 pub(crate) fn check_at_least(rule: u32, field: &'static str, least: i64, got: i64) -> Result<(), Error> {
     if got >= least { Ok(()) } else { Err(Error::rule(rule, field, least, got)) }
 }

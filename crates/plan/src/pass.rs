@@ -320,7 +320,7 @@ impl TryFrom<PassWire> for Pass {
         let ranks = wire.rows.len();
         check_equal(2, "token counts of a pass", ranks as i64, wire.tokens.len() as i64)?;
         check_equal(2, "dummy flags of a pass", ranks as i64, wire.dummy.len() as i64)?;
-        let mode = *MODE_CODES.get(wire.mode as usize).ok_or(Error::rule(2, "mode", 2, wire.mode))?;
+        let mode = *MODE_CODES.get(wire.mode as usize).ok_or_else(|| Error::rule(2, "mode", 2, wire.mode))?;
         let shape = match mode {
             Mode::Full => Shape::Full {
                 query_len: QueryLen::new(wire.query_len)?,

@@ -173,22 +173,20 @@ impl RankPart {
     /// has drafts, rule 11 when a seat has two rows.
     pub fn new(draft: RankDraft) -> Result<Self, Error> {
         check_at_most(2, "decode_rows", draft.rows.len() as i64, draft.decode_rows.into())?;
-        for (index, row) in draft.rows.iter().enumerate() {
-            let is_decode = index < draft.decode_rows as usize;
-            let most = if is_decode { row.query_len.get() - 1 } else { 0 };
-            check_at_most(9, "drafts", most.into(), row.drafts.into())?;
-            if is_decode && !matches!(row.logits, LogitsWanted::Verify) {
+        let (decode_rows, prompt_rows) = draft.rows.split_at(draft.decode_rows as usize);
+        for row in decode_rows {
+            check_at_most(9, "drafts", (row.query_len.get() - 1).into(), row.drafts.into())?;
+            if !matches!(row.logits, LogitsWanted::Verify) {
                 return Err(Error::rule(20, "logits of a decode row", LogitsWanted::Verify.code(), row.logits.code()));
             }
-            if !is_decode && matches!(row.logits, LogitsWanted::Verify) {
+        }
+        for row in prompt_rows {
+            check_at_most(9, "drafts", 0, row.drafts.into())?;
+            if matches!(row.logits, LogitsWanted::Verify) {
                 return Err(Error::rule(20, "logits of a prompt row", LogitsWanted::Last.code(), row.logits.code()));
             }
         }
-        let mut seats: Vec<u32> = draft.rows.iter().map(|row| row.seat.get()).collect();
-        seats.sort_unstable();
-        if let Some(pair) = seats.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Error::rule(11, "seat with two rows", -1, pair[0]));
-        }
+        check_seats(&draft.rows)?;
         Ok(Self { draft })
     }
 
@@ -251,6 +249,21 @@ impl RankPart {
     pub fn tokens_real(&self) -> Tokens {
         let total: u64 = self.draft.rows.iter().map(|row| u64::from(row.query_len.get())).sum();
         Tokens::new(u32::try_from(total).unwrap_or(u32::MAX))
+    }
+}
+
+/// Rule 11: no seat has two rows. The planner's rows go up by seat, decode rows and prompt rows each, so one look is
+/// mostly enough.
+fn check_seats(rows: &[Row]) -> Result<(), Error> {
+    if rows.is_sorted_by(|before, after| before.seat < after.seat) {
+        return Ok(());
+    }
+    let mut seats: Vec<u32> = rows.iter().map(|row| row.seat.get()).collect();
+    // The stable sort merges runs that already go up.
+    seats.sort();
+    match seats.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(Error::rule(11, "seat with two rows", -1, pair[0])),
+        None => Ok(()),
     }
 }
 
@@ -328,8 +341,8 @@ impl RankWire {
             query_len: QueryLen::new(self.row_query_lens[index])?,
             drafts: self.row_drafts[index],
             blocks: self.row_blocks[index],
-            logits: *LogitsWanted::CODES.get(logits as usize).ok_or(Error::rule(20, "logits", 3, logits))?,
-            mask: *Mask::CODES.get(mask as usize).ok_or(Error::rule(19, "mask", 2, mask))?,
+            logits: *LogitsWanted::CODES.get(logits as usize).ok_or_else(|| Error::rule(20, "logits", 3, logits))?,
+            mask: *Mask::CODES.get(mask as usize).ok_or_else(|| Error::rule(19, "mask", 2, mask))?,
         })
     }
 }
@@ -361,7 +374,10 @@ impl TryFrom<RankWire> for RankPart {
         ] {
             check_equal(13, field, 0, got as i64)?;
         }
-        let rows = (0..count).map(|index| wire.row(index)).collect::<Result<_, _>>()?;
+        let mut rows = Vec::with_capacity(count);
+        for index in 0..count {
+            rows.push(wire.row(index)?);
+        }
         let copies = wire.copy_sources.iter().zip(wire.copy_destinations.iter());
         Self::new(RankDraft {
             dp_rank: wire.dp_rank,

@@ -113,12 +113,8 @@ struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     fn take(&mut self, count: u32) -> Result<&'a [u32], Error> {
         let available = self.words.len();
-        let (head, rest) = self.words.split_at_checked(count as usize).ok_or(Error::rule(
-            11,
-            self.field,
-            i64::from(count),
-            available as i64,
-        ))?;
+        let split = self.words.split_at_checked(count as usize);
+        let (head, rest) = split.ok_or_else(|| Error::rule(11, self.field, count, available as i64))?;
         self.words = rest;
         Ok(head)
     }

@@ -241,8 +241,8 @@ impl SeatTable {
 
     fn occupied_seat(&mut self, seat: Seat) -> Result<&mut SeatState, Error> {
         let last = self.seats.len() as i64 - 1;
-        let place = self.seats.get_mut(seat.index()).ok_or(Error::rule(2, "seat", last, seat.get()))?;
-        place.as_mut().ok_or(Error::rule(11, "request on the seat", 1, 0))
+        let place = self.seats.get_mut(seat.index()).ok_or_else(|| Error::rule(2, "seat", last, seat.get()))?;
+        place.as_mut().ok_or_else(|| Error::rule(11, "request on the seat", 1, 0))
     }
 
     fn release(&mut self, release: Release) -> Result<(), Error> {
@@ -326,7 +326,7 @@ impl SeatTable {
     }
 
     fn check_row(&self, row: &Row, is_decode: bool, depth: u32) -> Result<(), Error> {
-        let state = self.seat(row.seat).ok_or(Error::rule(11, "request on the seat", 1, 0))?;
+        let state = self.seat(row.seat).ok_or_else(|| Error::rule(11, "request on the seat", 1, 0))?;
         let generation = state.generation.get();
         check_equal(11, "generation of a row", generation.into(), row.generation.get().into())?;
         check_equal(9, "blocks of the seat", state.blocks.len() as i64, row.blocks.into())?;

@@ -47,7 +47,7 @@ impl GroupPart {
         check_at_least(13, "step", 1, draft.step.get().cast_signed())?;
         check_at_least(1, "ranks of the group", 1, draft.dp_ranks.len() as i64)?;
         let query_len = QueryLen::verifying(draft.k_verify);
-        let first = draft.passes.first().ok_or(Error::rule(2, "passes", 1, 0))?;
+        let first = draft.passes.first().ok_or_else(|| Error::rule(2, "passes", 1, 0))?;
         check_equal(2, "kind of pass 0 (0 is target)", 0, i64::from(first.kind() != PassKind::Target))?;
         for (index, pass) in draft.passes.iter().enumerate() {
             check_equal(1, "ranks of a pass", draft.dp_ranks.len() as i64, pass.loads().len() as i64)?;
