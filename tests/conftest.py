@@ -23,6 +23,11 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The Rust cases come first: they build what all others start, and a broken build is then named as such."""
+    items.sort(key=lambda item: item.path.name != "test_rust.py")
+
+
 @pytest.fixture(scope="session")
 def rust_build() -> Build:
     """All programs of the workspace, built once."""
