@@ -73,7 +73,7 @@ fn check_use_of_budget(scheduler: &Scheduler, plan: &StepPlan) {
         if rank.held.iter().any(|(_, reason)| *reason == HeldReason::Budget) {
             assert!(left < query_len, "{left} tokens are left while a row waits for them");
         }
-        assert!(rank.held.len() == of_ladder as usize || rank.started.is_empty(), "{rank}");
+        assert!(rank.held.len() == of_ladder as usize || rank.started.is_empty(), "{rank:?}");
         let is_cut = prompts.iter().any(|row| row.logits == LogitsWanted::None);
         let stats = &scheduler.stats().ranks[rank.dp_rank.index()];
         if is_cut && stats.blocks_used < stats.blocks_total {

@@ -233,7 +233,7 @@ fn long_random_worlds_hold_the_rules_and_meet_everything() {
         ("trimmed drafts", |rank| rank.drafts_trimmed),
         ("accepted drafts", |rank| rank.drafts.accepted_tokens),
         ("stale replies", |rank| rank.stale_replies),
-        ("placeholders", |rank| rank.padding.placeholders),
+        ("placeholders", |rank| rank.padding().placeholders),
         ("downgrades by ladder", |rank| rank.downgrades_ladder),
     ];
     for (name, count) in met {
@@ -242,7 +242,13 @@ fn long_random_worlds_hold_the_rules_and_meet_everything() {
     for stats in &worlds {
         for rank in &stats.ranks {
             let counters = &rank.counters;
-            assert_eq!(counters.real_tokens() + counters.padding.total(), counters.padded_tokens);
+            assert_eq!(counters.real_tokens() + counters.padding().total(), counters.padded_tokens);
+            let real = counters.tokens_by_mode.map(|tokens| tokens.real);
+            assert_eq!(real.iter().sum::<u64>(), counters.real_tokens());
+            let [full, ..] = counters.tokens_by_mode;
+            assert_eq!(full.padding.attention, full.padding.total(), "in FULL attention runs all padding");
+            let not_full = counters.padding().attention - full.padding.attention;
+            assert_eq!(not_full, counters.padding().idle_dummy - full.padding.idle_dummy, "elsewhere the dummies only");
         }
     }
 }

@@ -7,6 +7,7 @@ use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, StepHeader, WorkerS
 use paceline_plan::{DpRank, GroupId, LogitsWanted, Row, StepPlan, StepReply, WorkerLimits, digest, to_bytes};
 use paceline_scheduler::{Config, Drafter, Finish, Output, Refusal, RequestId, RequestSpec, Scheduler, ShapeConfig};
 
+use crate::arrays::Arrays;
 use crate::checks::check_plan;
 
 /// splitmix64: small, seeded, the same everywhere.
@@ -78,6 +79,10 @@ pub(crate) struct Live {
 pub(crate) struct World {
     pub(crate) scheduler: Scheduler,
     pub(crate) workers: Vec<SeatTable>,
+    /// What each worker's kernels would be given, by rank.
+    pub(crate) arrays: Vec<Arrays>,
+    /// Each worker's newest step, by rank.
+    pub(crate) latest: Vec<Option<WorkerStep>>,
     pub(crate) random: Random,
     pub(crate) requests: BTreeMap<RequestId, Live>,
     /// How often a proposed draft is what the model says, in 1/1000.
@@ -110,6 +115,8 @@ impl World {
         }
         workers.sort_by_key(|(dp_rank, _)| *dp_rank);
         Self {
+            arrays: workers.iter().map(|_| Arrays::new(&limits)).collect(),
+            latest: vec![None; workers.len()],
             scheduler: Scheduler::new(config).expect("a correct configuration"),
             workers: workers.into_iter().map(|(_, worker)| worker).collect(),
             random: Random(7),
@@ -179,8 +186,12 @@ impl World {
             let step = self.workers[dp_rank.index()]
                 .begin(header, &part, &to_bytes(rank))
                 .unwrap_or_else(|error| panic!("worker {dp_rank} refuses: {error}"));
+            assert_eq!(step.group, *plan.group(), "every rank has the same passes");
+            self.arrays[dp_rank.index()].fill_and_check(&self.workers[dp_rank.index()], &step);
             let outcomes = self.execute(dp_rank, &step, &mut traced);
             let reply = self.workers[dp_rank.index()].commit(&step, outcomes).expect("outcomes fit their rows");
+            assert_eq!(reply.passes as usize, plan.group().passes().len());
+            self.latest[dp_rank.index()] = Some(step);
             pending.push(Pending { dp_rank, header, reply });
         }
         if let Some(trace) = &mut self.trace {
