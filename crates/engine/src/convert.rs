@@ -85,6 +85,7 @@ pub(crate) fn limits(fleet: &Fleet, dp_size: u32) -> ModelLimits {
 pub(crate) fn status(fleet: &Fleet) -> FleetStatus {
     let stats = fleet.scheduler().map(paceline_scheduler::Scheduler::stats);
     let counters = fleet.counters();
+    let balance = stats.as_ref().map_or((0, 0), |stats| (stats.balance_real_tokens, stats.balance_largest_tokens));
     FleetStatus {
         ready: fleet.is_ready(),
         ranks: fleet.ranks().into_iter().map(|rank| rank_status(rank, stats.as_ref())).collect(),
@@ -98,6 +99,8 @@ pub(crate) fn status(fleet: &Fleet) -> FleetStatus {
             failed: counters.failed,
             tokens: counters.tokens,
             refused_plans: counters.refused_plans,
+            balance_real_tokens: balance.0,
+            balance_largest_tokens: balance.1,
         },
         ..FleetStatus::default()
     }
@@ -118,8 +121,6 @@ fn rank_status(rank: paceline_fleet::RankStatus, stats: Option<&Stats>) -> RankS
         return RankStatus { dp_rank, state, restarts, ..RankStatus::default() };
     };
     let counters = &stats.counters;
-    let [full, piecewise, eager] = counters.steps_by_mode;
-    let padding = &counters.padding;
     RankStatus {
         dp_rank,
         state,
@@ -128,15 +129,8 @@ fn rank_status(rank: paceline_fleet::RankStatus, stats: Option<&Stats>) -> RankS
         kv_blocks_used: stats.blocks_used,
         kv_blocks_total: stats.blocks_total,
         counters: RankCounters {
-            steps_by_mode: vec![("full", full), ("piecewise", piecewise), ("eager", eager)],
-            real_tokens: counters.real_tokens(),
-            padded_tokens: vec![
-                ("idle_dummy", padding.idle_dummy),
-                ("row_ladder", padding.row_ladder),
-                ("token_ladder", padding.token_ladder),
-                ("placeholder", padding.placeholders),
-                ("group_alignment", padding.group_alignment),
-            ],
+            steps_by_mode: counters.steps_by_mode,
+            tokens_by_mode: counters.tokens_by_mode,
             dummy_steps: counters.dummy_steps,
             dummy_tokens: counters.dummy_tokens,
             downgrades: vec![

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use paceline_sampling::{SamplingParams, TokenLogprobs};
 
 use crate::event::{Event, Submission};
+use crate::ledger::{ExplainQuery, ExplainedStep, NotKept};
 use crate::slot::{Abandoned, Slot, TokenSink};
 use crate::status::{FleetStatus, ModelLimits, Publisher};
 
@@ -195,6 +196,14 @@ impl Handle {
     /// The fleet as of the last step or change.
     pub fn status(&self) -> FleetStatus {
         self.publisher.status()
+    }
+
+    /// Why one of the latest steps is what it is; one answer per group that has such a step.
+    ///
+    /// # Errors
+    /// When no such step is kept, with the numbers of the first and the last that are.
+    pub fn explain(&self, query: ExplainQuery) -> Result<Vec<ExplainedStep>, NotKept> {
+        self.publisher.explained(query)
     }
 
     /// What the model and the fleet can take. All zero until the workers have loaded.

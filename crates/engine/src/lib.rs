@@ -9,6 +9,7 @@ mod engine;
 mod error;
 mod event;
 mod handle;
+pub mod ledger;
 mod meter;
 mod peers;
 mod service;
@@ -23,8 +24,9 @@ pub use handle::{
     FailureKind, FinishReason, GenerateRequest, Handle, SamplingParams, StreamEvent, SubmitError, TokenLogprobs,
     TokenOutput, TokenStream,
 };
+pub use paceline_scheduler::{ModeTokens, PaddingCounters};
 pub use slot::TokenSink;
 pub use status::{
-    FleetCounters, FleetStatus, ModelLimits, Publisher, RankCounters, RankState, RankStatus, Spread, StepTimings,
+    FleetCounters, FleetStatus, MODES, ModelLimits, Publisher, RankCounters, RankState, RankStatus, Spread, StepTimings,
 };
 pub use supervise::{ExitReporter, LaunchOrder, Supervisor};

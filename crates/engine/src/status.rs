@@ -2,6 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use paceline_scheduler::ModeTokens;
+
+use crate::ledger::{ExplainQuery, ExplainedStep, Ledger, NotKept};
 use crate::meter::{Meter, StepTimes};
 
 /// What the model and the fleet can take.
@@ -55,15 +58,16 @@ impl RankState {
     }
 }
 
+/// Names of modes of a target pass, in the order of counters by mode.
+pub const MODES: [&str; 3] = ["full", "piecewise", "eager"];
+
 /// Counts of one rank since start-up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankCounters {
-    /// Steps by mode of the target pass, (`full` | `piecewise` | `eager`, count).
-    pub steps_by_mode: Vec<(&'static str, u64)>,
-    /// Tokens run for requests in target passes.
-    pub real_tokens: u64,
-    /// Tokens run or given to kernels beyond them, by cause: `idle_dummy`, `row_ladder`, `placeholder`, ...
-    pub padded_tokens: Vec<(&'static str, u64)>,
+    /// Steps by mode of the target pass: see [`MODES`].
+    pub steps_by_mode: [u64; MODES.len()],
+    /// Tokens run for requests in target passes, and what kernels were given beyond them, by mode: see [`MODES`].
+    pub tokens_by_mode: [ModeTokens; MODES.len()],
     /// Steps that the rank ran a dummy in.
     pub dummy_steps: u64,
     /// Tokens of these dummies, as attention sees them.
@@ -80,6 +84,13 @@ pub struct RankCounters {
     pub accepted_tokens: u64,
     /// Of these, by position in the row, from the first draft.
     pub accepted_per_position: Vec<u64>,
+}
+
+impl RankCounters {
+    /// Tokens run for requests in target passes of all modes.
+    pub fn real_tokens(&self) -> u64 {
+        self.tokens_by_mode.iter().map(|tokens| tokens.real).sum()
+    }
 }
 
 /// One data-parallel rank.
@@ -120,6 +131,20 @@ pub struct FleetCounters {
     pub tokens: u64,
     /// Plans that a worker refused.
     pub refused_plans: u64,
+    /// Real tokens of all ranks over all steps.
+    pub balance_real_tokens: u64,
+    /// Real tokens of the largest rank of each step, times the ranks of its group.
+    pub balance_largest_tokens: u64,
+}
+
+impl FleetCounters {
+    /// How evenly steps load the ranks of a group: 1 is even, 1/N is one rank of N alone. 1 before the first step.
+    pub fn balance_ratio(&self) -> f64 {
+        if self.balance_largest_tokens == 0 {
+            return 1.0;
+        }
+        self.balance_real_tokens as f64 / self.balance_largest_tokens as f64
+    }
 }
 
 /// The fleet as of its last change.
@@ -180,6 +205,8 @@ struct Published {
 #[derive(Clone, Debug, Default)]
 pub struct Publisher {
     published: Arc<Mutex<Published>>,
+    /// Apart, so that whoever reads it holds up neither status nor limits.
+    ledger: Arc<Mutex<Ledger>>,
 }
 
 impl Publisher {
@@ -195,6 +222,15 @@ impl Publisher {
     /// Replaces the limits that handles report.
     pub fn set_limits(&self, limits: ModelLimits) {
         self.published().limits = limits;
+    }
+
+    /// Keeps why a step is what it is.
+    pub fn explain(&self, step: ExplainedStep) {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner).record(step);
+    }
+
+    pub(crate) fn explained(&self, query: ExplainQuery) -> Result<Vec<ExplainedStep>, NotKept> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner).find(query)
     }
 
     pub(crate) fn record(&self, times: &StepTimes) {

@@ -8,12 +8,13 @@ use paceline_fleet::{Action, Dispatch, Fleet, Input, Level, StepAnswer, WorkerId
 use paceline_plan::GroupId;
 use paceline_proto::v1::control_to_worker::Message as ToWorker;
 use paceline_proto::v1::{BindStore, Form, Rejected, StepEnvelope, Stop, Welcome, WorkerSettings};
-use paceline_scheduler::RequestId;
+use paceline_scheduler::{RankExplanation, RequestId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::convert;
 use crate::event::{Event, Hello, Submission};
 use crate::handle::SubmitError;
+use crate::ledger::ExplainedStep;
 use crate::meter::{Running, StepTimes, micros};
 use crate::peers::Peers;
 use crate::slot::{Abandoned, TokenSink};
@@ -39,6 +40,8 @@ pub(crate) struct StepLoop {
     parts: Parts,
     peers: Peers,
     sinks: BTreeMap<RequestId, TokenSink>,
+    /// What callers call their requests, of the same requests.
+    names: BTreeMap<RequestId, Arc<str>>,
     answers: BTreeMap<RequestId, oneshot::Sender<Result<(), SubmitError>>>,
     running: BTreeMap<GroupId, Running>,
     /// What requests are to be told in this round.
@@ -53,6 +56,7 @@ impl StepLoop {
             parts,
             peers: Peers::default(),
             sinks: BTreeMap::new(),
+            names: BTreeMap::new(),
             answers: BTreeMap::new(),
             running: BTreeMap::new(),
             outbox: Vec::new(),
@@ -124,6 +128,7 @@ impl StepLoop {
             return;
         }
         self.sinks.insert(RequestId(id), sink);
+        self.names.insert(RequestId(id), request.request_id.as_str().into());
         self.answers.insert(RequestId(id), answer);
         self.feed(Input::Submit(Box::new(convert::spec(id, request))));
     }
@@ -153,7 +158,7 @@ impl StepLoop {
         if let Some(times) = running.answered(worker_us, received, began.elapsed()) {
             self.running.remove(&group);
             self.parts.publisher.record(&times);
-            tracing::debug!("group {group}: {times:?}");
+            tracing::trace!("group {group}: {times:?}");
         }
     }
 
@@ -221,7 +226,7 @@ impl StepLoop {
         match action {
             Action::Answer { request, answer } => {
                 if answer.is_err() {
-                    self.sinks.remove(&request);
+                    self.forget(request);
                 }
                 if let Some(sender) = self.answers.remove(&request) {
                     // A caller that left is in the list of the abandoned.
@@ -234,18 +239,23 @@ impl StepLoop {
                 }
             }
             Action::Tokens { request, tokens, finish: Some(finish) } => {
-                if let Some(sink) = self.sinks.remove(&request) {
+                if let Some(sink) = self.forget(request) {
                     sink.finish(convert::outputs(tokens), convert::finish(finish));
                 }
             }
             Action::Fail { request, kind, message } => {
-                if let Some(sink) = self.sinks.remove(&request) {
+                if let Some(sink) = self.forget(request) {
                     sink.fail(convert::failure(kind), message);
                 }
             }
-            Action::Aborted { request } => drop(self.sinks.remove(&request)),
+            Action::Aborted { request } => drop(self.forget(request)),
             _ => {}
         }
+    }
+
+    fn forget(&mut self, request: RequestId) -> Option<TokenSink> {
+        self.names.remove(&request);
+        self.sinks.remove(&request)
     }
 
     fn tell(&self, worker: WorkerId, message: ToWorker) -> Option<Input> {
@@ -261,6 +271,7 @@ impl StepLoop {
             let encoded = dispatch.encode();
             let encoded_at = Instant::now();
             self.parts.fleet.sent(&dispatch, &encoded);
+            self.explain(dispatch.plan().group().group());
             let times = StepTimes {
                 plan_us: micros(planned - began),
                 encode_us: micros(encoded_at - planned),
@@ -271,6 +282,16 @@ impl StepLoop {
             self.running.insert(group, running);
             self.send_parts(&dispatch, encoded);
         }
+    }
+
+    /// Keeps why the newest step of a group is what it is, and logs it.
+    fn explain(&self, group: GroupId) {
+        let scheduler = self.parts.fleet.scheduler();
+        let Some(explanation) = scheduler.and_then(|scheduler| scheduler.explanation(group)) else { return };
+        tracing::debug!("{explanation}");
+        let told = explanation.ranks.iter().flat_map(RankExplanation::requests);
+        let names = told.filter_map(|request| Some((request, Arc::clone(self.names.get(&request)?)))).collect();
+        self.parts.publisher.explain(ExplainedStep { explanation: explanation.clone(), names });
     }
 
     fn send_parts(&mut self, dispatch: &Dispatch, encoded: paceline_fleet::Encoded) {

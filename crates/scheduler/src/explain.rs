@@ -1,8 +1,8 @@
 //! Why a step has the shape it has: reasons kept as data, told in words.
 
-use std::fmt::{Display, Formatter, Result};
+use std::fmt::{Display, Formatter, Result, Write};
 
-use paceline_plan::{DpRank, Epoch, GroupId, StepId};
+use paceline_plan::{DpRank, Epoch, GroupId, Mode, StepId};
 
 use crate::{PaddingCounters, RequestId};
 
@@ -74,6 +74,8 @@ pub enum HeldReason {
 pub struct RankExplanation {
     /// Which rank.
     pub dp_rank: DpRank,
+    /// Whether it had no row of its own and ran one for its peers' sake.
+    pub is_dummy: bool,
     /// Decode rows.
     pub decode_rows: u32,
     /// Prompt rows.
@@ -92,6 +94,58 @@ pub struct RankExplanation {
     pub drafts_trimmed: u32,
 }
 
+impl RankExplanation {
+    /// Tokens that attention was given.
+    pub fn attention_tokens(&self) -> u64 {
+        u64::from(self.real_tokens) + self.padding.attention
+    }
+
+    /// Every request that the explanation names.
+    pub fn requests(&self) -> impl Iterator<Item = RequestId> {
+        let held = self.held.iter().map(|(id, _)| id);
+        self.started.iter().chain(held).chain(&self.preempted).copied()
+    }
+
+    fn rows(&self, text: &mut impl Write) -> Result {
+        if self.is_dummy {
+            return write!(text, "dp_rank {}: no row of its own, 1 dummy row", self.dp_rank);
+        }
+        let (decode, prompt) = (Count(self.decode_rows, "decode row"), Count(self.prompt_rows, "prompt row"));
+        write!(text, "dp_rank {}: {decode}, {prompt}", self.dp_rank)
+    }
+
+    fn tokens(&self, text: &mut impl Write) -> Result {
+        let padding = &self.padding;
+        write!(text, ", {}, {} of padding", Count(self.real_tokens, "real token"), padding.total())?;
+        let causes = padding.by_cause().into_iter().filter(|(_, tokens)| *tokens > 0);
+        for (index, (cause, tokens)) in causes.enumerate() {
+            let sign = if index == 0 { "(" } else { ", " };
+            write!(text, "{}{sign}{tokens} {}", if index == 0 { " " } else { "" }, cause.replace('_', " "))?;
+        }
+        if padding.total() > 0 { text.write_char(')') } else { Ok(()) }
+    }
+
+    fn requests_told(&self, text: &mut impl Write, name: &impl Fn(RequestId) -> String) -> Result {
+        for id in &self.started {
+            write!(text, "\n    request {} started", name(*id))?;
+        }
+        for (id, reason) in &self.held {
+            write!(text, "\n    request {} runs and had no row: held by {reason}", name(*id))?;
+        }
+        for id in &self.preempted {
+            write!(
+                text,
+                "\n    request {} was preempted: its blocks were needed, it is in the queue again",
+                name(*id)
+            )?;
+        }
+        if self.drafts_trimmed > 0 {
+            write!(text, "\n    {} left out for want of blocks", Count(self.drafts_trimmed, "draft"))?;
+        }
+        Ok(())
+    }
+}
+
 /// Why a step is what it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
@@ -105,8 +159,14 @@ pub struct Explanation {
     pub k_verify: u32,
     /// Drafts proposed.
     pub k_draft: u32,
-    /// Why the target pass has its mode and size.
+    /// Mode of the target pass.
+    pub mode: Mode,
+    /// Why it has its mode and size.
     pub reason: ShapeReason,
+    /// The rank because of which the step is not FULL.
+    pub downgraded_by: Option<DpRank>,
+    /// Rows that every rank's kernels were given in the target pass; outside FULL those of the largest rank.
+    pub rows_padded: u32,
     /// Tokens that every rank's kernels were given in the target pass.
     pub tokens_padded: u32,
     /// By rank, in the group's order.
@@ -114,29 +174,78 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    fn reason(&self, formatter: &mut Formatter<'_>) -> Result {
-        let dp_rank = |index: usize| self.ranks.get(index).map_or(DpRank::default(), |rank| rank.dp_rank);
+    /// Everything in words, over several lines; `name` is what a request is called.
+    pub fn words(&self, name: impl Fn(RequestId) -> String) -> String {
+        let mut text = String::new();
+        self.write_words(&mut text, &name).expect("a String takes what is written to it");
+        text
+    }
+
+    fn write_words(&self, text: &mut String, name: &impl Fn(RequestId) -> String) -> Result {
+        self.title(text)?;
+        text.push_str("\n  why: ");
+        self.why(text)?;
+        text.push_str("\n  shape: ");
+        self.shape(text)?;
+        for rank in &self.ranks {
+            text.push_str("\n  ");
+            rank.rows(text)?;
+            rank.tokens(text)?;
+            write!(text, "; attention was given {}", Count(rank.attention_tokens(), "token"))?;
+            rank.requests_told(text, name)?;
+        }
+        Ok(())
+    }
+
+    fn title(&self, text: &mut impl Write) -> Result {
+        write!(text, "group {}, epoch {}, step {}: {}", self.group, self.epoch, self.step, self.mode.name())
+    }
+
+    fn shape(&self, text: &mut impl Write) -> Result {
+        let (rows, tokens) = (Count(self.rows_padded, "row"), Count(self.tokens_padded, "token"));
+        let (k_verify, k_draft) = (self.k_verify, self.k_draft);
+        write!(text, "{rows}, {tokens} on every rank; drafts of a row: {k_verify} verified, {k_draft} proposed")
+    }
+
+    fn why(&self, text: &mut impl Write) -> Result {
+        let dp_rank = self.downgraded_by.unwrap_or_default();
         match self.reason {
             ShapeReason::Covered { rows, entry } => {
-                write!(formatter, "full: the largest rank has {rows} decode rows, the ladder's entry is {entry}")
+                let rows = Count(rows, "decode row");
+                return write!(text, "the largest rank has {rows}, the ladder's entry is {entry}");
             }
-            ShapeReason::Held { rows, fitting, entry } => write!(
-                formatter,
-                "full: {rows} rows past the ladder's {entry} wait, fewer than the {fitting} rows that eager would slow"
-            ),
-            ShapeReason::PromptRow { index } => {
-                write!(formatter, "not full: dp_rank {} has a prompt row", dp_rank(index))
+            ShapeReason::Held { rows, fitting, entry } => {
+                let rows = Count(rows, "row");
+                return write!(
+                    text,
+                    "{rows} past the ladder's {entry} held, fewer than the {fitting} that eager would slow"
+                );
             }
-            ShapeReason::PastLadder { index, rows, entry } => write!(
-                formatter,
-                "not full: dp_rank {} has {rows} decode rows, the ladder ends at {entry}",
-                dp_rank(index)
-            ),
+            ShapeReason::EagerOnly => return text.write_str("graphs are off"),
+            ShapeReason::PromptRow { .. } => write!(text, "not full because dp_rank {dp_rank} has a prompt row")?,
+            ShapeReason::PastLadder { rows, entry, .. } => {
+                let rows = Count(rows, "decode row");
+                write!(text, "not full because dp_rank {dp_rank} has {rows}, the ladder ends at {entry}")?;
+            }
             ShapeReason::NoLadder { query_len } => {
-                write!(formatter, "not full: no ladder for rows of {query_len} tokens")
+                let tokens = Count(query_len, "token");
+                write!(text, "not full because no ladder has rows of {tokens}")?;
             }
-            ShapeReason::EagerOnly => formatter.write_str("not full: graphs are off"),
         }
+        match self.mode {
+            Mode::Eager => write!(text, "; no token ladder covers {}", Count(self.tokens_padded, "token")),
+            Mode::Full | Mode::Piecewise => write!(text, "; the token ladder's entry is {}", self.tokens_padded),
+        }
+    }
+}
+
+/// A number of things.
+struct Count<N>(N, &'static str);
+
+impl<N: Display + PartialEq + From<u8>> Display for Count<N> {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> Result {
+        let Self(count, thing) = self;
+        write!(formatter, "{count} {thing}{}", if *count == N::from(1) { "" } else { "s" })
     }
 }
 
@@ -144,60 +253,111 @@ impl Display for HeldReason {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> Result {
         formatter.write_str(match self {
             Self::Budget => "the token budget",
-            Self::Blocks => "blocks",
+            Self::Blocks => "the want of blocks",
             Self::Ladder => "the ladder",
         })
     }
 }
 
-impl Display for RankExplanation {
+/// One line, without requests: what a log says of a step.
+impl Display for Explanation {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> Result {
-        let padding = &self.padding;
-        write!(
-            formatter,
-            "dp_rank {}: {} decode rows, {} prompt rows, {} real tokens, {} padding",
-            self.dp_rank,
-            self.decode_rows,
-            self.prompt_rows,
-            self.real_tokens,
-            padding.total()
-        )?;
-        for (cause, tokens) in [
-            ("idle dummy", padding.idle_dummy),
-            ("row ladder", padding.row_ladder),
-            ("token ladder", padding.token_ladder),
-            ("placeholders", padding.placeholders),
-            ("group alignment", padding.group_alignment),
-        ] {
-            if tokens > 0 {
-                write!(formatter, "; {tokens} for {cause}")?;
-            }
-        }
-        for id in &self.started {
-            write!(formatter, "; request {id} started")?;
-        }
-        for (id, reason) in &self.held {
-            write!(formatter, "; request {id} waits for {reason}")?;
-        }
-        for id in &self.preempted {
-            write!(formatter, "; request {id} went back to the queue")?;
-        }
-        if self.drafts_trimmed > 0 {
-            write!(formatter, "; {} drafts left out for want of blocks", self.drafts_trimmed)?;
+        self.title(formatter)?;
+        formatter.write_str(": ")?;
+        self.why(formatter)?;
+        formatter.write_str("; ")?;
+        self.shape(formatter)?;
+        for rank in &self.ranks {
+            formatter.write_str("; ")?;
+            rank.rows(formatter)?;
+            rank.tokens(formatter)?;
         }
         Ok(())
     }
 }
 
-impl Display for Explanation {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> Result {
-        write!(formatter, "group {}, epoch {}, step {}: ", self.group, self.epoch, self.step)?;
-        self.reason(formatter)?;
-        write!(formatter, "; {} tokens on every rank", self.tokens_padded)?;
-        write!(formatter, "; verifies {}, proposes {}", self.k_verify, self.k_draft)?;
-        for rank in &self.ranks {
-            write!(formatter, "\n  {rank}")?;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mixed() -> Explanation {
+        let busy = RankExplanation {
+            dp_rank: DpRank::new(4),
+            prompt_rows: 1,
+            decode_rows: 2,
+            real_tokens: 100,
+            started: vec![RequestId(7)],
+            held: vec![(RequestId(8), HeldReason::Budget)],
+            preempted: vec![RequestId(9)],
+            drafts_trimmed: 1,
+            ..RankExplanation::default()
+        };
+        let padding =
+            PaddingCounters { idle_dummy: 2, group_alignment: 98, attention: 2, ..PaddingCounters::default() };
+        let idle = RankExplanation { dp_rank: DpRank::new(5), is_dummy: true, padding, ..RankExplanation::default() };
+        Explanation {
+            group: GroupId::new(2),
+            epoch: Epoch::new(1),
+            step: StepId::new(30),
+            k_verify: 1,
+            k_draft: 1,
+            mode: Mode::Eager,
+            reason: ShapeReason::PromptRow { index: 0 },
+            downgraded_by: Some(DpRank::new(4)),
+            rows_padded: 3,
+            tokens_padded: 100,
+            ranks: vec![busy, idle],
         }
-        Ok(())
+    }
+
+    #[test]
+    fn the_words_name_the_rank_the_causes_and_the_requests() {
+        let words = mixed().words(|id| format!("<{id}>"));
+        let expected = "\
+group 2, epoch 1, step 30: eager
+  why: not full because dp_rank 4 has a prompt row; no token ladder covers 100 tokens
+  shape: 3 rows, 100 tokens on every rank; drafts of a row: 1 verified, 1 proposed
+  dp_rank 4: 2 decode rows, 1 prompt row, 100 real tokens, 0 of padding; attention was given 100 tokens
+    request <7> started
+    request <8> runs and had no row: held by the token budget
+    request <9> was preempted: its blocks were needed, it is in the queue again
+    1 draft left out for want of blocks
+  dp_rank 5: no row of its own, 1 dummy row, 0 real tokens, 100 of padding (2 idle dummy, 98 group alignment); \
+attention was given 2 tokens";
+        assert_eq!(words, expected);
+    }
+
+    #[test]
+    fn a_log_has_one_line_for_a_step() {
+        let line = mixed().to_string();
+        assert!(!line.contains('\n') && line.contains("dp_rank 4 has a prompt row"), "{line}");
+        assert!(line.contains("step 30: eager: ") && line.contains("100 of padding (2 idle dummy"), "{line}");
+    }
+
+    #[test]
+    fn each_reason_is_told_with_its_numbers() {
+        let told = |mode, reason| Explanation { mode, reason, ..mixed() }.to_string();
+        for (mode, reason, words) in [
+            (
+                Mode::Full,
+                ShapeReason::Covered { rows: 1, entry: 2 },
+                "full: the largest rank has 1 decode row, the ladder's",
+            ),
+            (
+                Mode::Full,
+                ShapeReason::Held { rows: 2, fitting: 9, entry: 16 },
+                "2 rows past the ladder's 16 held, fewer than the 9",
+            ),
+            (Mode::Piecewise, ShapeReason::PromptRow { index: 0 }, "a prompt row; the token ladder's entry is 100"),
+            (
+                Mode::Eager,
+                ShapeReason::PastLadder { index: 0, rows: 20, entry: 16 },
+                "dp_rank 4 has 20 decode rows, the ladder ends at 16",
+            ),
+            (Mode::Eager, ShapeReason::NoLadder { query_len: 4 }, "no ladder has rows of 4 tokens"),
+            (Mode::Eager, ShapeReason::EagerOnly, "eager: graphs are off;"),
+        ] {
+            assert!(told(mode, reason).contains(words), "{}", told(mode, reason));
+        }
     }
 }

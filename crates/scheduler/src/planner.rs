@@ -155,6 +155,7 @@ impl Scheduler {
             }
             ranks.push(RankExplanation {
                 dp_rank: rank.dp_rank,
+                is_dummy: target.loads()[index].is_dummy(),
                 decode_rows: demand.decode_rows,
                 prompt_rows: demand.prompt_rows,
                 real_tokens: demand.tokens(),
@@ -175,7 +176,10 @@ impl Scheduler {
             step: state.step,
             k_verify: decision.k_verify,
             k_draft: decision.k_draft,
+            mode: target.mode(),
             reason: decision.reason,
+            downgraded_by: downgraded.map(|index| state.dp_ranks[index]),
+            rows_padded: target.rows_padded().get(),
             tokens_padded: target.tokens_padded().get(),
             ranks,
         });

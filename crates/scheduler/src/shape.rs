@@ -217,6 +217,8 @@ pub fn padding(rules: &ShapeRules, decision: &Decision, index: usize, real_token
         Shape::Eager => run,
     };
     causes.group_alignment = u64::from(padded - alone);
+    let attention = if decision.is_full() { padded } else { run };
+    causes.attention = u64::from(attention - real_tokens);
     assert_eq!(u64::from(real_tokens) + causes.total(), u64::from(padded), "padding by cause adds up");
     causes
 }

@@ -6,7 +6,7 @@ use paceline_plan::{DpRank, Mode, Pass};
 use crate::shape::Demand;
 use crate::{HeldReason, RequestId, ShapeReason};
 
-/// Tokens that kernels were given beyond real ones, by cause. Real tokens plus all of these is what was given.
+/// Tokens that kernels were given beyond real ones, by cause. Real tokens plus all causes is what was given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PaddingCounters {
     /// The one row of a rank without rows.
@@ -19,12 +19,26 @@ pub struct PaddingCounters {
     pub placeholders: u64,
     /// From the rank's own size up to that of the largest rank of its group.
     pub group_alignment: u64,
+    /// No cause of its own: what of all these attention was given too. In FULL that is everything, outside FULL the
+    /// dummy only (rule 6).
+    pub attention: u64,
 }
 
 impl PaddingCounters {
-    /// All of them.
+    /// All causes.
     pub const fn total(&self) -> u64 {
         self.idle_dummy + self.row_ladder + self.token_ladder + self.placeholders + self.group_alignment
+    }
+
+    /// Each cause by its name in metrics. Together they are the total.
+    pub const fn by_cause(&self) -> [(&'static str, u64); 5] {
+        [
+            ("idle_dummy", self.idle_dummy),
+            ("row_ladder", self.row_ladder),
+            ("token_ladder", self.token_ladder),
+            ("placeholder", self.placeholders),
+            ("group_alignment", self.group_alignment),
+        ]
     }
 
     pub(crate) fn add(&mut self, other: &Self) {
@@ -33,7 +47,17 @@ impl PaddingCounters {
         self.token_ladder += other.token_ladder;
         self.placeholders += other.placeholders;
         self.group_alignment += other.group_alignment;
+        self.attention += other.attention;
     }
+}
+
+/// Tokens of target passes of one mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModeTokens {
+    /// Tokens that requests needed.
+    pub real: u64,
+    /// What kernels were given beyond them.
+    pub padding: PaddingCounters,
 }
 
 /// How speculation went. The token that the target gives by itself is no draft.
@@ -68,8 +92,8 @@ pub struct RankCounters {
     pub emitted_tokens: u64,
     /// Tokens that kernels were given.
     pub padded_tokens: u64,
-    /// Padding by cause.
-    pub padding: PaddingCounters,
+    /// Real tokens and padding by the mode of the target pass: full, piecewise, eager.
+    pub tokens_by_mode: [ModeTokens; 3],
     /// Steps of the group that were not FULL because this rank had a prompt row.
     pub downgrades_prompt_row: u64,
     /// Steps of the group that were not FULL because this rank's rows passed the ladder.
@@ -101,6 +125,15 @@ impl RankCounters {
         self.prompt_tokens + self.decode_tokens
     }
 
+    /// Padding of all modes.
+    pub fn padding(&self) -> PaddingCounters {
+        let mut all = PaddingCounters::default();
+        for tokens in &self.tokens_by_mode {
+            all.add(&tokens.padding);
+        }
+        all
+    }
+
     /// Counts a step of the rank at `index` of its group.
     pub(crate) fn count_step(&mut self, target: &Pass, index: usize, demand: &Demand, padding: &PaddingCounters) {
         let load = target.loads()[index];
@@ -113,12 +146,14 @@ impl RankCounters {
         self.prompt_tokens += u64::from(demand.prompt_tokens);
         self.decode_tokens += u64::from(demand.decode_rows + demand.drafts);
         self.padded_tokens += u64::from(target.tokens_padded().get());
-        self.padding.add(padding);
-        self.steps_by_mode[match target.mode() {
+        let mode = match target.mode() {
             Mode::Full => 0,
             Mode::Piecewise => 1,
             Mode::Eager => 2,
-        }] += 1;
+        };
+        self.steps_by_mode[mode] += 1;
+        self.tokens_by_mode[mode].real += u64::from(demand.tokens());
+        self.tokens_by_mode[mode].padding.add(padding);
     }
 
     pub(crate) fn count_held(&mut self, held: &[(RequestId, HeldReason)]) {

@@ -3,7 +3,10 @@
 mod common;
 
 use common::{MODEL, Setup, Submitted, TestServer, limits, open, output, ranks, read_until, send};
-use paceline_engine::{FailureKind, FleetStatus, ModelLimits, RankCounters, RankState, RankStatus, SubmitError};
+use paceline_engine::{
+    FailureKind, FleetCounters, FleetStatus, ModeTokens, ModelLimits, PaddingCounters, RankCounters, RankState,
+    RankStatus, SubmitError,
+};
 use serde_json::json;
 use tokio::io::AsyncReadExt;
 
@@ -14,7 +17,7 @@ const WHOLE: &str = r#"{"prompt": "x", "max_tokens": 50}"#;
 async fn a_key_is_asked_for_on_every_route_but_liveness() {
     let server = TestServer::saying_with(Setup { api_key: Some("secret"), ..Setup::default() }, "hi").await;
     assert_eq!(server.get("/health").await.status, 200);
-    for path in ["/ready", "/metrics", "/version", "/v1/models", "/nowhere"] {
+    for path in ["/ready", "/metrics", "/version", "/v1/models", "/explain/last", "/nowhere"] {
         assert_eq!(server.get(path).await.status, 401, "{path}");
     }
     for wrong in ["Bearer secre", "Bearer secret2", "Bearer terces", "secret", "Bearer "] {
@@ -282,22 +285,31 @@ async fn e18_every_call_is_counted_once() {
 async fn f08_every_rank_has_its_series() {
     let server = TestServer::saying("hi").await;
     let mut four: Vec<RankStatus> = ranks(&[1, 2, 3, 4]);
+    let padding = PaddingCounters { idle_dummy: 4, row_ladder: 3, attention: 7, ..PaddingCounters::default() };
+    let full = ModeTokens { real: 30, padding };
+    let eager = ModeTokens { real: 10, ..ModeTokens::default() };
     four[3].counters = RankCounters {
-        real_tokens: 40,
-        padded_tokens: vec![("idle_dummy", 4), ("row_ladder", 3)],
-        steps_by_mode: vec![("full", 9), ("eager", 1)],
+        tokens_by_mode: [full, ModeTokens::default(), eager],
+        steps_by_mode: [9, 0, 1],
+        dummy_tokens: 4,
         ..RankCounters::default()
     };
-    server.publisher.publish(FleetStatus { ready: true, ranks: four, waiting: 6, ..FleetStatus::default() });
+    let counters = FleetCounters { balance_real_tokens: 50, balance_largest_tokens: 80, ..FleetCounters::default() };
+    server.publisher.publish(FleetStatus { ready: true, ranks: four, waiting: 6, counters, ..FleetStatus::default() });
     for rank in 0..4 {
         let series = format!("paceline_requests_running{{dp_rank=\"{rank}\"}}");
         assert_eq!(server.metric(&series).await, Some(f64::from(rank) + 1.0));
     }
     for (series, value) in [
         ("paceline_requests_waiting", 6.0),
-        ("paceline_real_tokens_total{dp_rank=\"3\"}", 40.0),
-        ("paceline_real_tokens_total{dp_rank=\"0\"}", 0.0),
-        ("paceline_padded_tokens_total{dp_rank=\"3\",cause=\"row_ladder\"}", 3.0),
+        ("paceline_real_tokens_total{dp_rank=\"3\",mode=\"full\"}", 30.0),
+        ("paceline_real_tokens_total{dp_rank=\"3\",mode=\"eager\"}", 10.0),
+        ("paceline_real_tokens_total{dp_rank=\"0\",mode=\"full\"}", 0.0),
+        ("paceline_padded_tokens_total{dp_rank=\"3\",cause=\"row_ladder\",mode=\"full\"}", 3.0),
+        ("paceline_padded_tokens_total{dp_rank=\"3\",cause=\"row_ladder\",mode=\"eager\"}", 0.0),
+        ("paceline_attention_padded_tokens_total{dp_rank=\"3\",mode=\"full\"}", 7.0),
+        ("paceline_dummy_tokens_total{dp_rank=\"3\"}", 4.0),
+        ("paceline_balance_ratio", 0.625),
         ("paceline_rank_steps_total{dp_rank=\"3\",mode=\"full\"}", 9.0),
         ("vllm:spec_decode_num_drafts_total", 0.0),
     ] {

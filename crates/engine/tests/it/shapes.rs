@@ -91,7 +91,7 @@ async fn a24_a_dummy_beside_a_long_prompt_is_small_and_counted_apart() {
     expect_text(fleet.handle.submit(pinned).await.expect("taken"), &prompt(1, 8192), 1).await;
     let status = fleet.until_all_answered().await;
     let idle = &status.ranks[1].counters;
-    assert_eq!((idle.dummy_steps, idle.dummy_tokens, idle.real_tokens), (1, 2, 0));
+    assert_eq!((idle.dummy_steps, idle.dummy_tokens, idle.real_tokens()), (1, 2, 0));
     let records = fleet.workers[1].records.all();
     assert_eq!((records.len(), records[0].tokens, records[0].dummy_tokens), (1, 0, 2));
     fleet.stop().await;

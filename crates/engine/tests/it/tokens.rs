@@ -19,7 +19,7 @@ async fn many_texts(setup: Setup) {
     let status = fleet.handle.status();
     assert_eq!((status.counters.finished, status.counters.failed), (24, 0));
     assert!(status.ranks.iter().all(|rank| rank.running == 0 && rank.kv_blocks_used == 0), "{status:?}");
-    assert!(status.ranks.iter().all(|rank| rank.counters.real_tokens > 0), "{status:?}");
+    assert!(status.ranks.iter().all(|rank| rank.counters.real_tokens() > 0), "{status:?}");
     assert!(status.timings.steps > 0);
     fleet.stop().await;
 }

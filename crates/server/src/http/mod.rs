@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+mod explain;
 mod front;
 mod health;
 mod metrics;
@@ -32,6 +33,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/ready", get(health::ready))
         .route("/version", get(health::version))
         .route("/metrics", get(metrics::scrape))
+        .route("/explain/{step}", get(explain::explain))
         .fallback(async || ApiError::new(Kind::NotFound, "there is no such route"))
         .method_not_allowed_fallback(async || {
             ApiError::new(Kind::MethodNotAllowed, "this route does not take this method")

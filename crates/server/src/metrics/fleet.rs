@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use paceline_engine::{FleetStatus, Handle, RankState, RankStatus, Spread};
+use paceline_engine::{FleetStatus, Handle, MODES, ModeTokens, RankState, RankStatus, Spread};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -31,6 +31,7 @@ impl Collector for FleetCollector {
         let status = self.handle.status();
         let mut writer = Writer { encoder };
         ranks(&mut writer, &status.ranks)?;
+        ledger(&mut writer, &status.ranks)?;
         fleet(&mut writer, &status)?;
         timings(&mut writer, &status)?;
         speculation(&mut writer, &status.ranks)
@@ -51,6 +52,13 @@ struct RankCause {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RankMode {
     dp_rank: u32,
+    mode: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RankCauseMode {
+    dp_rank: u32,
+    cause: &'static str,
     mode: &'static str,
 }
 
@@ -135,6 +143,17 @@ fn by_cause<'a>(
     })
 }
 
+/// Pairs each mode's counter with its labels.
+fn by_mode<'a, T: Copy + 'a>(
+    ranks: &'a [RankStatus],
+    values: impl Fn(&RankStatus) -> [T; MODES.len()] + 'a,
+) -> impl Iterator<Item = (RankMode, T)> + 'a {
+    ranks.iter().flat_map(move |rank| {
+        let label = |mode| RankMode { dp_rank: rank.dp_rank, mode };
+        MODES.map(label).into_iter().zip(values(rank))
+    })
+}
+
 fn ranks(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
     writer.gauges(
         "paceline_rank_ready",
@@ -157,31 +176,6 @@ fn ranks(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
         by_rank_gauge(ranks, |rank| f64::from(rank.kv_blocks_total)),
     )?;
     writer.counters(
-        "paceline_real_tokens",
-        "Tokens run for requests",
-        by_rank(ranks, |rank| rank.counters.real_tokens),
-    )?;
-    writer.counters(
-        "paceline_padded_tokens",
-        "Tokens run beyond those of requests, by cause",
-        by_cause(ranks, |rank| &rank.counters.padded_tokens),
-    )?;
-    writer.counters(
-        "paceline_dummy_steps",
-        "Steps in which the rank had nothing of its own to run",
-        by_rank(ranks, |rank| rank.counters.dummy_steps),
-    )?;
-    let modes = ranks.iter().flat_map(|rank| {
-        let label = |mode| RankMode { dp_rank: rank.dp_rank, mode };
-        rank.counters.steps_by_mode.iter().map(move |(mode, steps)| (label(*mode), *steps))
-    });
-    writer.counters("paceline_rank_steps", "Steps by mode of the target pass", modes)?;
-    writer.counters(
-        "paceline_downgrades",
-        "Passes that could not run in the better mode, by reason",
-        by_cause(ranks, |rank| &rank.counters.downgrades),
-    )?;
-    writer.counters(
         "paceline_preemptions",
         "Requests that lost their blocks and began again",
         by_rank(ranks, |rank| rank.counters.preemptions),
@@ -193,12 +187,63 @@ fn ranks(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
     )
 }
 
+/// What target passes ran: real tokens, padding by cause and mode, dummies, downgrades.
+fn ledger(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
+    let tokens = || by_mode(ranks, |rank| rank.counters.tokens_by_mode);
+    writer.counters(
+        "paceline_real_tokens",
+        "Tokens that requests needed, by mode of the target pass",
+        tokens().map(|(label, tokens)| (label, tokens.real)),
+    )?;
+    let causes = |(RankMode { dp_rank, mode }, tokens): (RankMode, ModeTokens)| {
+        let label = move |cause| RankCauseMode { dp_rank, cause, mode };
+        tokens.padding.by_cause().map(|(cause, tokens)| (label(cause), tokens))
+    };
+    writer.counters(
+        "paceline_padded_tokens",
+        "Tokens that kernels were given beyond real ones, by cause and mode; real and padded tokens are all there were",
+        tokens().flat_map(causes),
+    )?;
+    writer.counters(
+        "paceline_attention_padded_tokens",
+        "Those of the padded tokens that attention was given too, by mode",
+        tokens().map(|(label, tokens)| (label, tokens.padding.attention)),
+    )?;
+    writer.counters(
+        "paceline_dummy_steps",
+        "Steps in which the rank had nothing of its own to run",
+        by_rank(ranks, |rank| rank.counters.dummy_steps),
+    )?;
+    writer.counters(
+        "paceline_dummy_tokens",
+        "Tokens of dummies, one row per step; neither prompt nor generation tokens",
+        by_rank(ranks, |rank| rank.counters.dummy_tokens),
+    )?;
+    let steps = by_mode(ranks, |rank| rank.counters.steps_by_mode);
+    writer.counters("paceline_rank_steps", "Steps by mode of the target pass, dummies included", steps)?;
+    writer.counters(
+        "paceline_downgrades",
+        "Steps of the group that were not full because of this rank, by reason",
+        by_cause(ranks, |rank| &rank.counters.downgrades),
+    )
+}
+
 fn fleet(writer: &mut Writer, status: &FleetStatus) -> fmt::Result {
     let counters = &status.counters;
     let ready = f64::from(u8::from(status.ready));
     writer.gauge("paceline_ready", "1 while every rank is in service", ready)?;
     writer.gauge("paceline_requests_waiting", "Requests that no rank has started", status.waiting as f64)?;
     writer.counter("paceline_steps", "Steps of all groups", counters.steps)?;
+    writer.gauge(
+        "paceline_balance_ratio",
+        "Real tokens of all ranks, over those of each step's largest rank times its group's ranks; 1 is even",
+        counters.balance_ratio(),
+    )?;
+    writer.counter(
+        "paceline_balance_largest_tokens",
+        "Real tokens of each step's largest rank times the ranks of its group: what the balance ratio divides by",
+        counters.balance_largest_tokens,
+    )?;
     writer.counter("paceline_engine_accepted", "Requests that the engine accepted", counters.accepted)?;
     writer.counter("paceline_engine_refused", "Requests that the engine refused", counters.refused)?;
     writer.counter("paceline_engine_finished", "Requests that ended by stop or length", counters.finished)?;
