@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Command, FromArgMatches, Parser, Subcommand};
 
 use crate::Failure;
+use crate::explain::Explain;
 use crate::flags::Flags;
 
 /// LLM inference in which one scheduler decides every rank's batch shape at every step.
@@ -24,6 +25,11 @@ pub(crate) enum Chosen {
     /// rank by itself. Every setting can also be given as PACELINE_<NAME> in the environment, or by its flag's name
     /// in a TOML file.
     Serve(Box<Serve>),
+    /// Tell why a step had its shape: who was padded to what, who waited, and because of whom
+    ///
+    /// A running daemon keeps its latest 4,096 steps. Groups count their steps by themselves: without --group and
+    /// --dp-rank, every group that has the step answers.
+    Explain(Explain),
     /// Fetch and convert a model without serving it
     #[command(disable_help_flag = true)]
     Prepare(Passed),

@@ -39,9 +39,9 @@ pub(crate) enum LogLevel {
     Warn,
     /// And what an operator wants to know.
     Info,
-    /// And what each part does.
+    /// And every step: its shape, and why it has it.
     Debug,
-    /// And every step.
+    /// And where the time of every step went.
     Trace,
 }
 

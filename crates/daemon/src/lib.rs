@@ -4,6 +4,7 @@
 //! serves no request itself: that is `paceline-server` over `paceline-engine`.
 
 mod cli;
+mod explain;
 mod failure;
 mod flags;
 mod launcher;
@@ -47,6 +48,7 @@ fn run(arguments: Vec<String>, python: Option<String>) -> Result<(), Failure> {
             runtime.shutdown_background();
             result
         }
+        Chosen::Explain(explain) => explain::run(&explain),
         Chosen::Prepare(passed) => Err(passthrough::run("paceline.weights.prepare", &passed.arguments, python)),
         Chosen::Worker(passed) => Err(passthrough::run("paceline.worker", &passed.arguments, python)),
     }
