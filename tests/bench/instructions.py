@@ -1,7 +1,7 @@
 """Instructions of one step, part by part, counted by callgrind: what planning costs, and what of it the checks are.
 
-`python tests/bench/instructions.py` needs cargo and valgrind. Counts do not depend on how busy the machine is. Every number is
-instructions per step over all ranks of the group; on a fleet the workers' parts run side by side.
+`PYTHONPATH=tests python -m bench.instructions` needs cargo and valgrind. Counts do not depend on how busy the machine is. Every
+number is instructions per step over all ranks of the group; on a fleet the workers' parts run side by side.
 """
 
 import argparse
@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench.report import ROOT, heading, print_table
+
 STEPS = 64
 SHARE_MOST = 0.25
 """What all checks together may cost beside plan and encode."""
@@ -141,14 +142,13 @@ def main() -> None:
     options = parser.parse_args()
     program = build()
     loads = [load for load in LOADS if options.only in (None, f"{load.ranks}x{load.rows}")]
-    print("| " + " | ".join(HEADER) + " |")
-    print("|" + " ---: |" * len(HEADER))
-    worst = 0.0
+    compiler = subprocess.run(["rustc", "--version"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    print(heading())
+    print(f"Instructions per step, {STEPS} steps after a warm-up, {compiler}, profile `release`.\n")
     with ThreadPoolExecutor(options.jobs) as pool:
-        for load, parts in zip(loads, pool.map(lambda load: count(program, load), loads), strict=True):
-            cells, share = row(load, parts)
-            worst = max(worst, share)
-            print("| " + " | ".join(cells) + " |", flush=True)
+        counted = [row(load, parts) for load, parts in zip(loads, pool.map(lambda load: count(program, load), loads), strict=True)]
+    print_table(HEADER, [cells for cells, _ in counted])
+    worst = max(share for _, share in counted)
     print(f"\nmost that all checks cost beside plan + encode: {worst:.1%}, asked for: under {SHARE_MOST:.0%}")
 
 

@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="Hugging Face folder (default: the demo's)")
     parser.add_argument("--dp", type=int, nargs="+", default=[1, 2], help="data-parallel ranks (default: 1 2)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], help="calls at once (default: 1 8 32)")
-    parser.add_argument("--rounds", type=int, default=3, help="requests for each call at once (default: 3)")
+    parser.add_argument("--rounds", type=int, default=2, help="requests for each call at once (default: 2)")
     parser.add_argument("--requests-min", type=int, default=8, help="requests at least (default: 8)")
     parser.add_argument("--startups", type=int, default=3, help="starts that are timed (default: 3)")
     parser.add_argument("--dtype", default="bfloat16", help="type of weights and KV cache (default: bfloat16)")

@@ -299,21 +299,26 @@ pub struct RankWire {
     stage: u32,
 }
 
+/// One value of every row. A copy of it for every column: calls through a pointer cost more than the values.
+fn column(rows: &[Row], value: impl Fn(&Row) -> u32) -> Words {
+    rows.iter().map(value).collect()
+}
+
 impl From<&RankPart> for RankWire {
     fn from(part: &RankPart) -> Self {
         let draft = &part.draft;
-        let column = |value: fn(&Row) -> u32| draft.rows.iter().map(value).collect::<Words>();
+        let rows = &draft.rows;
         Self {
             dp_rank: draft.dp_rank,
             decode_rows: draft.decode_rows,
-            row_seats: column(|row| row.seat.get()),
-            row_generations: column(|row| row.generation.get()),
-            row_starts: column(|row| row.start_max),
-            row_query_lens: column(|row| row.query_len.get()),
-            row_drafts: column(|row| row.drafts),
-            row_blocks: column(|row| row.blocks),
-            row_logits: column(|row| row.logits.code()),
-            row_masks: column(|row| row.mask.code()),
+            row_seats: column(rows, |row| row.seat.get()),
+            row_generations: column(rows, |row| row.generation.get()),
+            row_starts: column(rows, |row| row.start_max),
+            row_query_lens: column(rows, |row| row.query_len.get()),
+            row_drafts: column(rows, |row| row.drafts),
+            row_blocks: column(rows, |row| row.blocks),
+            row_logits: column(rows, |row| row.logits.code()),
+            row_masks: column(rows, |row| row.mask.code()),
             copy_sources: draft.block_copies.iter().map(|(source, _)| source.get()).collect(),
             copy_destinations: draft.block_copies.iter().map(|(_, destination)| destination.get()).collect(),
             block_zeroings: draft.block_zeroings.iter().map(|block| block.get()).collect(),

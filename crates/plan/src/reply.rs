@@ -69,18 +69,23 @@ pub struct ReplyWire {
     timings_us: Words,
 }
 
+/// One value of every row. A copy of it for every column: calls through a pointer cost more than the values.
+fn column(rows: &[RowReply], value: impl Fn(&RowReply) -> u32) -> Words {
+    rows.iter().map(value).collect()
+}
+
 impl From<&StepReply> for ReplyWire {
     fn from(reply: &StepReply) -> Self {
-        let column = |value: fn(&RowReply) -> u32| reply.rows.iter().map(value).collect::<Words>();
+        let rows = &reply.rows;
         let mut wire = Self {
             dp_rank: reply.dp_rank,
-            seats: column(|row| row.seat.get()),
-            generations: column(|row| row.generation.get()),
-            known: column(|row| row.known),
-            accepted: column(|row| row.accepted),
-            emitted_counts: column(|row| row.emitted.len() as u32),
+            seats: column(rows, |row| row.seat.get()),
+            generations: column(rows, |row| row.generation.get()),
+            known: column(rows, |row| row.known),
+            accepted: column(rows, |row| row.accepted),
+            emitted_counts: column(rows, |row| row.emitted.len() as u32),
             emitted: reply.rows.iter().flat_map(|row| row.emitted.iter().copied()).collect(),
-            proposed: column(|row| row.proposed),
+            proposed: column(rows, |row| row.proposed),
             logprob_counts: Words::default(),
             logprob_token_ids: Words::default(),
             logprob_bits: Words::default(),

@@ -46,9 +46,9 @@ impl FromIterator<u32> for Words {
 
 impl Serialize for Words {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut bytes = Vec::with_capacity(self.0.len() * 4);
-        for word in &self.0 {
-            bytes.extend_from_slice(&word.to_le_bytes());
+        let mut bytes = vec![0; self.0.len() * 4];
+        for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&self.0) {
+            *to = word.to_le_bytes();
         }
         serializer.serialize_bytes(&bytes)
     }
