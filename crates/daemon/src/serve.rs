@@ -248,8 +248,9 @@ async fn watch(handle: Handle, http: SocketAddr, model_name: String) {
                 (true, true) => {
                     first = false;
                     let limits = handle.limits();
+                    let noun = if ranks == 1 { "rank" } else { "ranks" };
                     say(&format!(
-                        "ready http://{http} serves {model_name} on {ranks} ranks, each with {} requests and {} KV tokens",
+                        "ready http://{http} serves {model_name} on {ranks} {noun}, each with {} requests and {} KV tokens",
                         limits.max_num_seqs,
                         u64::from(limits.kv_blocks) * u64::from(limits.block_size)
                     ));
