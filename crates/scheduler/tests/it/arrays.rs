@@ -24,7 +24,7 @@ pub(crate) struct Arrays {
     /// Entries of `logits_index` that count.
     pub(crate) logits: usize,
     extent: Extent,
-    /// How far any step has written: nothing past it can have changed.
+    /// How far steps have written since the last check: nothing past it can have changed.
     touched: Extent,
 }
 
@@ -47,8 +47,8 @@ impl Arrays {
         }
     }
 
-    /// Fills the arrays for a step that the worker has begun and not committed, and checks every entry that it or a
-    /// step before it can have written.
+    /// Fills the arrays for a step that the worker has begun and not committed, and checks every entry that it, or
+    /// one since the last check, can have written.
     pub(crate) fn fill_and_check(&mut self, table: &SeatTable, step: &WorkerStep) {
         self.fill(table, step);
         check(self, table, step);
@@ -69,6 +69,8 @@ impl Arrays {
         };
         let filled = fill_target(table, step, &mut arrays, &mut self.extent);
         self.logits = filled.expect("the arrays have the capacity of the limits");
+        let Extent { rows, tokens } = self.extent;
+        self.touched = Extent { rows: rows.max(self.touched.rows), tokens: tokens.max(self.touched.tokens) };
     }
 }
 

@@ -1,6 +1,6 @@
 //! Group B of the field cases: ladders.
 
-use paceline_plan::{Mode, Shape};
+use paceline_plan::Mode;
 use paceline_scheduler::shape::{Decision, Demand, ShapeRules, decide};
 use paceline_scheduler::{Config, Drafter, Error, Scheduler, ShapeConfig, ShapeReason};
 
@@ -59,34 +59,6 @@ fn b04_an_explicit_list_is_rounded_to_whole_rows() {
     let sizes: Vec<_> = (1..=8).map(|rows| full_tokens(&rules, rows, 2)).collect();
     assert_eq!(sizes, [3, 6, 9, 18, 18, 18, 24, 24].map(Some), "none goes to a smaller piecewise size");
     assert_eq!(full_tokens(&rules, 9, 2), None);
-}
-
-#[test]
-fn b05_piecewise_sizes_are_multiples_of_the_verify_width() {
-    let mut config = lockstep(1, 3, 15);
-    config.shapes = ShapeConfig::from_tokens(&[], 3, &[15]).with_token_ladder(&[1, 8, 24, 40], &[15]);
-    assert_eq!(config.shapes.tokens(16), [16, 32, 48]);
-    let mut world = World::new(config);
-    world.accept_permille = 700;
-    world.propose_permille = 500;
-    for _ in 0..3 {
-        world.submit(5, 1000);
-    }
-    let mut piecewise = 0;
-    for _ in 0..500 {
-        let Some(plan) = world.step(0) else { break };
-        let target = plan.group().target();
-        if let Shape::Piecewise { tokens_padded } = target.shape() {
-            assert_eq!(tokens_padded.get() % 16, 0);
-            piecewise += 1;
-        }
-        for row in &plan.ranks()[0].rows()[..plan.ranks()[0].decode_rows() as usize] {
-            assert_eq!(row.placeholders(), 0);
-        }
-    }
-    assert!(piecewise > 50);
-    world.drain();
-    world.assert_drained();
 }
 
 #[test]

@@ -241,28 +241,6 @@ fn b18_mode_and_size_are_one_decision() {
 }
 
 #[test]
-fn rank_permutations_give_permuted_plans() {
-    let loads = [[3, 0, 1], [1, 3, 0], [0, 1, 3]];
-    let mut seen = Vec::new();
-    for load in loads {
-        let mut world = World::new(lockstep(3, 4, 2));
-        for (dp_rank, rows) in load.iter().enumerate() {
-            for _ in 0..*rows {
-                world.submit_to(dp_rank as u32, 4, 20);
-            }
-        }
-        world.step(0).expect("prompts");
-        let plan = world.step(0).expect("decodes");
-        let target = plan.group().target();
-        let mut by_rows: Vec<(u32, u32)> =
-            target.loads().iter().map(|load| (load.rows().get(), load.tokens_run())).collect();
-        by_rows.sort_unstable();
-        seen.push((target.shape(), by_rows));
-    }
-    assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "{seen:?}");
-}
-
-#[test]
 fn a_prompt_chunk_or_a_recompute_of_exactly_q_is_no_decode_row() {
     let mut config = lockstep(2, 4, 3);
     config.limits.max_num_batched_tokens = 8;
