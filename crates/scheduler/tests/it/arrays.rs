@@ -51,8 +51,13 @@ impl Arrays {
     /// one since the last check, can have written.
     pub(crate) fn fill_and_check(&mut self, table: &SeatTable, step: &WorkerStep) {
         self.fill(table, step);
-        check(self, table, step);
+        self.check(table, step);
         self.touched = self.extent;
+    }
+
+    /// Panics when an entry is not what the step rules say.
+    pub(crate) fn check(&self, table: &SeatTable, step: &WorkerStep) {
+        check(self, table, step);
     }
 
     /// Fills the arrays and checks nothing.

@@ -190,3 +190,39 @@ fn b14_no_dummy_sees_past_its_block_table() {
         world.assert_drained();
     }
 }
+
+/// The check of the arrays is worth something: one false entry anywhere is found.
+#[test]
+fn a_false_entry_in_any_array_is_found() {
+    let mut config = lockstep(1, 4, 3);
+    config.shapes = ShapeConfig::from_tokens(&[16], 4, &[3]);
+    let mut world = decoding(config, 2);
+    let (table, step) = begin(&mut world);
+    let changes: [fn(&mut Arrays); 16] = [
+        |arrays| arrays.input_ids[0] += 1,
+        |arrays| arrays.input_ids[15] = 1,
+        |arrays| arrays.positions[5] += 1,
+        |arrays| arrays.positions[8] = 1,
+        |arrays| arrays.slots[1] += 1,
+        |arrays| arrays.slots[4] = arrays.slots[0],
+        |arrays| arrays.slots[12] = 0,
+        |arrays| arrays.query_start_loc[2] = 7,
+        |arrays| arrays.query_start_loc[4] = 13,
+        |arrays| arrays.kv_lens[0] -= 1,
+        |arrays| arrays.kv_lens[3] = 1,
+        |arrays| arrays.block_table[1] = arrays.block_table[0],
+        |arrays| *arrays.block_table.last_mut().expect("not empty") = 1,
+        |arrays| arrays.request_index[9] = 2,
+        |arrays| arrays.logits_index[7] = 0,
+        |arrays| arrays.logits -= 1,
+    ];
+    let mut arrays = Arrays::new(table.limits());
+    arrays.fill_and_check(&table, &step);
+    for (index, change) in changes.iter().enumerate() {
+        let mut broken = arrays.clone();
+        broken.fill(&table, &step);
+        change(&mut broken);
+        let found = std::panic::catch_unwind(|| broken.check(&table, &step));
+        assert!(found.is_err(), "change {index} is not found");
+    }
+}
