@@ -10,6 +10,7 @@ use crate::{Error, GroupPart, Mode, RankPart, Row, WorkerLimits};
 /// The broken rule with both numbers.
 pub fn check_rank(group: &GroupPart, index: usize, part: &RankPart, limits: &WorkerLimits) -> Result<(), Error> {
     check_load(group, index, part)?;
+    check_single_passes(group, index, part)?;
     check_sizes(group, part, limits)?;
     let (decode_rows, prompt_rows) = part.rows().split_at(part.decode_rows() as usize);
     for row in decode_rows {
@@ -32,6 +33,15 @@ fn check_load(group: &GroupPart, index: usize, part: &RankPart) -> Result<(), Er
     check_equal(10, "tokens of the rank", load.tokens().get().into(), part.tokens_real().get().into())?;
     if group.target().mode() == Mode::Full {
         check_equal(3, "decode rows of a FULL step", part.rows().len() as i64, part.decode_rows().into())?;
+    }
+    Ok(())
+}
+
+/// A single pass has one token for each row that samples, and a dummy where no row does (rule 2).
+fn check_single_passes(group: &GroupPart, index: usize, part: &RankPart) -> Result<(), Error> {
+    for pass in group.passes().iter().skip(2) {
+        let sampled = part.rows().iter().filter(|row| row.logits_count() > 0).count() as i64;
+        check_equal(2, "rows of a single pass", sampled, pass.loads()[index].rows().get().into())?;
     }
     Ok(())
 }

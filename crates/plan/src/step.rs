@@ -7,7 +7,8 @@ use crate::codec::Coded;
 use crate::error::{check_at_least, check_at_most, check_equal};
 use crate::pass::PassWire;
 use crate::{
-    DpRank, Epoch, Error, GroupId, Mode, Pass, PassKind, QueryLen, RankLoad, RankPart, StepId, Words, WorkerLimits,
+    DpRank, Epoch, Error, GroupId, Mode, Pass, PassKind, QueryLen, RankLoad, RankPart, Shape, StepId, Words,
+    WorkerLimits,
 };
 
 /// Everything that [`GroupPart`] holds, before it is checked.
@@ -41,7 +42,7 @@ impl GroupPart {
     /// Checks what can be checked of the group's decisions alone.
     ///
     /// # Errors
-    /// Rule 1 when a pass lacks a rank or a group of one runs a dummy, rule 2 when the list of passes is out of
+    /// Rule 1 when a pass lacks a rank, a rank is named twice or a group of one runs a dummy, rule 2 when the list of passes is out of
     /// order, rule 8 when a dummy's length is not Q or the dummies differ between passes, rule 13 for step 0.
     pub fn new(draft: GroupDraft) -> Result<Self, Error> {
         check_at_least(13, "step", 1, draft.step.get().cast_signed())?;
@@ -53,6 +54,10 @@ impl GroupPart {
             check_equal(1, "ranks of a pass", draft.dp_ranks.len() as i64, pass.loads().len() as i64)?;
             check_kind(&draft, index, pass)?;
             check_dummies(pass, first, query_len)?;
+        }
+        for (index, dp_rank) in draft.dp_ranks.iter().enumerate() {
+            let times = i64::from(draft.dp_ranks[..index].contains(dp_rank)) + 1;
+            check_equal(1, "places of a dp_rank in the group", 1, times)?;
         }
         if draft.dp_ranks.len() == 1 && first.loads()[0].is_dummy() {
             return Err(Error::rule(1, "dummy rows in a group of one", 0, 1));
@@ -198,6 +203,10 @@ fn check_dummies(pass: &Pass, target: &Pass, query_len: QueryLen) -> Result<(), 
         }
         check_equal(18, "rows of the extend pass", in_target.rows_run().into(), load.rows_run().into())?;
         check_equal(18, "tokens of the extend pass", in_target.tokens_run().into(), load.tokens_run().into())?;
+    }
+    if let Shape::Piecewise { tokens_padded } = pass.shape() {
+        let rest = tokens_padded.get() % query_len.get();
+        check_equal(3, "tokens_padded modulo Q of a PIECEWISE pass", 0, rest.into())?;
     }
     if pass.mode() == Mode::Full {
         let got = pass.query_len().map_or(0, QueryLen::get);

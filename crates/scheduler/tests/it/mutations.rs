@@ -137,6 +137,8 @@ fn the_unbroken_plans_are_taken() {
 fn rule_1_every_rank_has_its_part() {
     let error = broken(decodes(), |draft| drop(draft.ranks.pop()));
     assert_eq!(error, Error::rule(1, "rank parts", 2, 1));
+    let error = broken(decodes(), |draft| draft.group.dp_ranks[1] = DpRank::new(0));
+    assert_eq!(error, Error::rule(1, "places of a dp_rank in the group", 1, 2));
     let error = broken(decodes(), |draft| draft.passes[2].loads.truncate(1));
     assert_eq!(error, Error::rule(1, "ranks of a pass", 2, 1));
     let error = broken(decodes(), |draft| draft.passes[0].loads[0] = dummy(4));
@@ -166,6 +168,14 @@ fn rule_2_passes_are_in_order_and_seats_exist() {
     assert_eq!(error, Error::rule(2, "index of a single pass", 2, 3));
     let error = broken(decodes(), |draft| draft.passes[3].loads[0] = real(2, 3));
     assert_eq!(error, Error::rule(2, "tokens of a single pass", 2, 3));
+    let error = broken(decodes(), |draft| draft.passes[3].loads[0] = real(3, 3));
+    assert_eq!(error, Error::rule(2, "rows of a single pass", 2, 3), "more rows than the rank has");
+    let error = broken(decodes(), |draft| draft.passes[2].loads[0] = dummy(1));
+    assert_eq!(error, Error::rule(2, "rows of a single pass", 2, 0), "a dummy where rows sample");
+    let error = broken(decodes(), |draft| draft.passes[2].loads[1] = real(1, 1));
+    assert_eq!(error, Error::rule(2, "rows of a single pass", 0, 1), "a row on an idle rank");
+    let error = broken(mixed(), |draft| draft.ranks[0].rows[1].logits = LogitsWanted::None);
+    assert_eq!(error, Error::rule(2, "rows of a single pass", 1, 2), "a row that does not sample");
     let error = broken(decodes(), |draft| draft.row().seat = Seat::new(4));
     assert_eq!(error, Error::rule(2, "seat", 3, 4));
     let error = broken(decodes(), |draft| draft.ranks[0].decode_rows = 3);
@@ -198,6 +208,10 @@ fn rule_3_full_is_uniform() {
         draft.passes[0].shape = Shape::Piecewise { tokens_padded: TokensPadded::new(4) };
     });
     assert_eq!(error, Error::rule(3, "tokens", 4, 7));
+    let error = broken(mixed(), |draft| {
+        draft.passes[0].shape = Shape::Piecewise { tokens_padded: TokensPadded::new(9) };
+    });
+    assert_eq!(error, Error::rule(3, "tokens_padded modulo Q of a PIECEWISE pass", 0, 1));
     let error = broken(decodes(), |draft| {
         for pass in &mut draft.passes[..2] {
             pass.shape = Shape::Full { query_len: QueryLen::ONE, rows_padded: RowsPadded::new(4) };
