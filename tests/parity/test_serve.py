@@ -151,3 +151,11 @@ def test_text_is_that_of_transformers(
 
     preemptions = counter(daemon, "paceline_preemptions_total")
     assert (preemptions > 0) == (setup.longest_tokens is not None), f"{preemptions} preemptions"
+
+
+def test_what_the_backend_cannot_take_is_bad_usage(folder: Path, start_daemon: Any) -> None:
+    """A worker that refuses its settings ends the daemon with its own words and exit code 64; no process is left."""
+    daemon = start_daemon(folder, "-dp", "2", "--block-size", "24", "--attention-contract", "trtllm")
+    assert daemon.wait(limit_s=60) == 64
+    assert "attention contract trtllm: block_size 24 is not one of (16, 32, 64)" in daemon.lines[-1]
+    assert not daemon.children()

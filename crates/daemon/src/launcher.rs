@@ -4,7 +4,7 @@
 //! thread that started it ends.
 
 use std::collections::VecDeque;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
+use crate::failure::EXIT_USAGE;
 use crate::process::{bind, reap};
 
 /// Starts of one rank's worker within [`RESTART_WINDOW`].
@@ -56,7 +57,7 @@ impl Launcher {
         Ok(Self { thread, exit_code })
     }
 
-    /// Waits until every worker is gone. The exit code of the last worker that ended with one, for bad usage.
+    /// Waits until every worker is gone. [`EXIT_USAGE`] when one of them ended for bad usage, else 0.
     pub(crate) fn join(self) -> u8 {
         if self.thread.join().is_err() {
             tracing::error!("the launcher panicked");
@@ -128,19 +129,24 @@ impl Rank {
         let ended = tokio::select! {
             status = child.wait() => Some(status),
             order = self.orders.recv() => {
-                reap(&mut child, STOP_GRACE).await;
+                self.note_bad_usage(reap(&mut child, STOP_GRACE).await);
                 return order.is_some();
             }
         };
         if let Some(Ok(status)) = ended {
-            if let Some(code) = status.code().and_then(|code| u8::try_from(code).ok()) {
-                self.exit_code.store(code, Ordering::Relaxed);
-            }
+            self.note_bad_usage(Some(status));
             self.reporter.exited(self.dp_rank, process_id, &status.to_string()).await;
         } else {
             self.reporter.exited(self.dp_rank, process_id, "it cannot be watched").await;
         }
         self.orders.recv().await.is_some()
+    }
+
+    /// Remembers that a worker ended for bad usage. Its peers end for other reasons, and do not hide it.
+    fn note_bad_usage(&self, status: Option<ExitStatus>) {
+        if status.is_some_and(|status| status.code() == Some(EXIT_USAGE.into())) {
+            self.exit_code.store(EXIT_USAGE, Ordering::Relaxed);
+        }
     }
 
     /// Waits until the next start is due. False when none is wanted any more.

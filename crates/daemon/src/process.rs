@@ -5,6 +5,7 @@
 //! call [`prepare`]d commands from threads that live as long as the daemon only.
 
 use std::io;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use tokio::process::{Child, Command};
@@ -45,16 +46,17 @@ pub(crate) fn signal_group(process_id: u32, signal: i32) {
     }
 }
 
-/// Waits for a child that is about to end by itself; kills its group after `grace`, and whatever it left behind.
-pub(crate) async fn reap(child: &mut Child, grace: Duration) {
+/// Waits for a child that is about to end by itself; kills its group after `grace`, and whatever it left behind. How it
+/// ended, if by itself.
+pub(crate) async fn reap(child: &mut Child, grace: Duration) -> Option<ExitStatus> {
     let process_id = child.id();
-    if tokio::time::timeout(grace, child.wait()).await.is_err() {
-        if let Some(process_id) = process_id {
-            signal_group(process_id, libc::SIGKILL);
-        }
-        let _ = child.wait().await;
-    } else if let Some(process_id) = process_id {
-        // The group's id is not given to another process while a member lives; without members this does nothing.
+    let ended = tokio::time::timeout(grace, child.wait()).await;
+    // The group's id is not given to another process while a member lives; without members this does nothing.
+    if let Some(process_id) = process_id {
         signal_group(process_id, libc::SIGKILL);
     }
+    if ended.is_err() {
+        let _ = child.wait().await;
+    }
+    ended.ok()?.ok()
 }

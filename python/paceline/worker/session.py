@@ -80,6 +80,7 @@ class Session:
         self._pulse = Pulse()
         self._work: SimpleQueue[Welcome | BindStore | Form | StepEnvelope] = SimpleQueue()
         self._endings: SimpleQueue[Ending] = SimpleQueue()
+        self._failure: Ending | None = None
         self._control: Stream[ControlFromWorker, ControlToWorker]
         self._steps: Stream[StepFromWorker, StepToWorker]
         self._control_ended = threading.Event()
@@ -101,7 +102,8 @@ class Session:
         self._start("model", self._run_model)
         self._start("control", self._receive_control)
         ending = self._endings.get()
-        code = self._report(ending)
+        # The daemon answers a failure with its own goodbye, which may arrive first: the failure is the reason all the same.
+        code = self._report(self._failure or ending)
         self._control.close()
         self._steps.close()
         return code
@@ -228,7 +230,8 @@ class Session:
         if not is_usage:
             traceback.print_exception(error)
         message = str(error) if is_usage else f"{type(error).__name__}: {error}"
+        self._failure = Ending(EXIT_USAGE if is_usage else EXIT_FAILED, message)
         self.send_control(ControlFromWorker(failure=Failure(message=message)))
         self._control.finish_sending()
         self._control_ended.wait(_LAST_WORDS_S)
-        self._end(EXIT_USAGE if is_usage else EXIT_FAILED, message)
+        self._endings.put(self._failure)
