@@ -3,8 +3,10 @@
 use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
 use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, StepHeader, WorkerStep};
 use paceline_plan::{Error, LogitsWanted, Row, StepReply, TokenLogprobs, WorkerLimits};
+use paceline_proto::v1::AttentionContract;
 use paceline_sampling::SamplingParams;
 
+use crate::contract;
 use crate::model::{drafts, next_token};
 
 /// The arrays of a target pass, at capacity.
@@ -71,15 +73,21 @@ pub struct Batch {
     table: SeatTable,
     buffers: Buffers,
     row_ladders: Vec<(u32, Vec<u32>)>,
+    contract: AttentionContract,
     accept_percent: u32,
 }
 
 impl Batch {
     /// A batch over an empty seat table. `row_ladders` holds, for each verify width, the FULL row counts that were
-    /// warmed up; without an entry any row count is taken.
-    pub fn new(table: SeatTable, row_ladders: Vec<(u32, Vec<u32>)>, accept_percent: u32) -> Self {
+    /// warmed up; without an entry any row count is taken. Every launch is held to `contract`.
+    pub fn new(
+        table: SeatTable,
+        row_ladders: Vec<(u32, Vec<u32>)>,
+        contract: AttentionContract,
+        accept_percent: u32,
+    ) -> Self {
         let buffers = Buffers::new(table.limits());
-        Self { table, buffers, row_ladders, accept_percent }
+        Self { table, buffers, row_ladders, contract, accept_percent }
     }
 
     /// The seats.
@@ -112,6 +120,7 @@ impl Batch {
     pub fn run(&mut self, step: &WorkerStep) -> Result<StepReply, Error> {
         let logits = self.buffers.fill(&self.table, step)?;
         self.buffers.check_full(step)?;
+        contract::check(&self.contract, self.table.limits(), step)?;
         let wanted: u32 = step.rank.rows().iter().map(Row::logits_count).sum();
         equal(20, "logits", wanted.into(), logits as i64)?;
         let outcomes = step.rank.rows().iter().map(|row| self.outcome(step, row)).collect::<Result<_, _>>()?;

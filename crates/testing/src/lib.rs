@@ -6,6 +6,7 @@
 
 pub mod batch;
 mod behaviour;
+mod contract;
 pub mod model;
 mod worker;
 

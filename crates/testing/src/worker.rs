@@ -10,8 +10,8 @@ use paceline_proto::v1::control_from_worker::Message as ToDaemon;
 use paceline_proto::v1::control_to_worker::Message as FromDaemon;
 use paceline_proto::v1::workers_client::WorkersClient;
 use paceline_proto::v1::{
-    AttentionContract, ControlFromWorker, ControlToWorker, Failure, Formed, Heartbeat, Hello, Join, Loaded, Refused,
-    Reply, StepEnvelope, StepFromWorker, StoreBound, Welcome, WorkerSettings, step_from_worker, step_to_worker,
+    ControlFromWorker, ControlToWorker, Failure, Formed, Heartbeat, Hello, Join, Loaded, Refused, Reply, StepEnvelope,
+    StepFromWorker, StoreBound, Welcome, WorkerSettings, step_from_worker, step_to_worker,
 };
 use paceline_proto::{PROTOCOL_HASH, wire};
 use tokio::sync::mpsc;
@@ -21,6 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::batch::Batch;
 use crate::behaviour::Behaviour;
+use crate::contract::declared;
 
 /// Why a scripted worker ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -227,21 +228,15 @@ impl Worker {
         let ranks = welcome.group_dp_ranks.iter().map(|dp_rank| DpRank::new(*dp_rank)).collect();
         let table = SeatTable::new(limits, DpRank::new(self.behaviour.dp_rank), ranks).map_err(lost)?;
         let ladders = settings.row_ladders.iter().map(|ladder| (ladder.query_len, ladder.rows.clone())).collect();
+        let contract = declared(&settings.attention_contract, limits.row_capacity);
         let loaded = ToDaemon::Loaded(Loaded {
             num_blocks: limits.num_blocks,
             row_capacity: limits.row_capacity,
             vocab_size: limits.vocab_size,
-            attention_contract: Some(AttentionContract {
-                name: "reference".to_owned(),
-                ragged_query_lens: true,
-                lengths_known: "device".to_owned(),
-                row_capacity: limits.row_capacity,
-                table_alignment: 1,
-                ..AttentionContract::default()
-            }),
+            attention_contract: Some(contract.clone()),
         });
         control.send(loaded).await?;
-        Ok(Batch::new(table, ladders, self.behaviour.accept_percent))
+        Ok(Batch::new(table, ladders, contract, self.behaviour.accept_percent))
     }
 
     fn limits(&self, settings: &WorkerSettings) -> WorkerLimits {

@@ -1,4 +1,5 @@
-//! Ten thousand random steps in lockstep over real sockets: no worker refuses, and all ranks run the same passes.
+//! Ten thousand random steps in lockstep over real sockets, within TRTLLM's attention contract: no worker refuses, and all
+//! ranks run the same passes.
 
 use paceline_engine::{GenerateRequest, TokenStream};
 
@@ -37,6 +38,7 @@ async fn random_steps(dp_size: u32, k: u32, steps: u64) {
         dp_size,
         k,
         lockstep: true,
+        attention_contract: "trtllm",
         max_num_seqs: 6,
         max_num_batched_tokens: 24,
         max_model_len: 256,

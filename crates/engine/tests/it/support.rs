@@ -29,6 +29,8 @@ pub(crate) struct Setup {
     pub(crate) max_num_batched_tokens: u32,
     pub(crate) max_model_len: u32,
     pub(crate) num_blocks: u32,
+    /// The attention contract that workers declare; empty is the reference's.
+    pub(crate) attention_contract: &'static str,
     pub(crate) queue: QueueLimits,
     pub(crate) deadlines: Deadlines,
     /// Row ladder in rows; nothing is 1..=S.
@@ -45,6 +47,7 @@ impl Default for Setup {
             max_num_batched_tokens: 256,
             max_model_len: 1024,
             num_blocks: 512,
+            attention_contract: "",
             queue: QueueLimits::default(),
             deadlines: Deadlines::default(),
             tokens_ladder: None,
@@ -105,7 +108,9 @@ impl Setup {
     pub(crate) async fn engine(&self) -> Fleet {
         let control_listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = control_listener.local_addr().expect("it is bound").to_string();
-        let model = ModelSettings { num_blocks_override: self.num_blocks, ..ModelSettings::default() };
+        let attention_contract = self.attention_contract.to_owned();
+        let model =
+            ModelSettings { num_blocks_override: self.num_blocks, attention_contract, ..ModelSettings::default() };
         let engine = Engine::build(Options { fleet: self.config(), model, control_listener }).expect("valid options");
         let handle = engine.handle();
         let shutdown = CancellationToken::new();
