@@ -14,6 +14,8 @@ from support.cargo import Build
 from support.daemon import Daemon
 
 MODEL_LEN = 16384
+# Steps so long that requests which are sent one after the other run side by side.
+UNHURRIED = "--delay-ms 10"
 ONE_DRAFT = '{"method": "ngram", "num_speculative_tokens": 1}'
 
 Explain = Callable[..., subprocess.CompletedProcess[str]]
@@ -97,6 +99,7 @@ def test_the_ledger_adds_up(start_fleet: StartFleet) -> None:
     daemon = start_fleet(
         *["-dp=2", "--lockstep=on", "--speculative-config", ONE_DRAFT],
         *["--max-num-seqs=8", "--cudagraph-capture-sizes=4,8,16", "--max-num-batched-tokens=64"],
+        worker=UNHURRIED,
     )
     streams = [Stream(daemon, body([number + 1, 5, 7] * (number + 1), 20 + 9 * number)) for number in range(11)]
     for stream in streams:
@@ -133,7 +136,8 @@ def test_the_ledger_adds_up(start_fleet: StartFleet) -> None:
 
 
 def test_a_preempted_request_is_named(start_fleet: StartFleet, explain: Explain) -> None:
-    daemon = start_fleet("-dp=1", "--max-num-seqs=4", "--num-gpu-blocks-override=9", "--max-model-len=128", "--block-size=16")
+    sizes = ("--max-num-seqs=4", "--num-gpu-blocks-override=9", "--max-model-len=128", "--block-size=16")
+    daemon = start_fleet("-dp=1", *sizes, worker=UNHURRIED)
     streams = [Stream(daemon, body([number + 1] * 20, 60), {"X-Request-Id": f"r{number}"}) for number in range(4)]
     for stream in streams:
         assert stream.wait_end(limit_s=30).finished
@@ -148,7 +152,7 @@ def test_a_preempted_request_is_named(start_fleet: StartFleet, explain: Explain)
 
 def test_a_request_that_is_held_is_named_with_the_reason(start_fleet: StartFleet, explain: Explain) -> None:
     # Two decode rows cost four of five tokens; a prompt of one token takes the fifth, and decodes next.
-    daemon = start_fleet("-dp=1", "--speculative-config", ONE_DRAFT, "--max-num-batched-tokens=5", "--max-num-seqs=4")
+    daemon = start_fleet("-dp=1", "--speculative-config", ONE_DRAFT, "--max-num-batched-tokens=5", "--max-num-seqs=4", worker=UNHURRIED)
     streams = [Stream(daemon, body([number + 1], 60), {"X-Request-Id": f"r{number}"}) for number in range(4)]
     for stream in streams:
         assert stream.wait_end(limit_s=30).finished

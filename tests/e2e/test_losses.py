@@ -104,7 +104,7 @@ def test_f02_workers_do_not_outlive_a_killed_daemon(start_fleet: StartFleet) -> 
     assert len(workers) == 2
     daemon.signal(signal.SIGKILL)
     daemon.wait(limit_s=10)
-    assert not daemon.children()
+    daemon.wait_childless(limit_s=10)
 
 
 def test_f02_workers_that_load_do_not_outlive_a_killed_daemon(start_fleet: StartFleet) -> None:
@@ -112,4 +112,4 @@ def test_f02_workers_that_load_do_not_outlive_a_killed_daemon(start_fleet: Start
     daemon.wait_line(lambda line: "dp1: worker joined" in line, limit_s=20, what="join of dp1")
     daemon.signal(signal.SIGKILL)
     daemon.wait(limit_s=10)
-    assert not daemon.children()
+    daemon.wait_childless(limit_s=10)

@@ -1,6 +1,7 @@
 """A process whose output is captured line by line, awaited without polling, and which may leave nothing behind."""
 
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -94,6 +95,21 @@ class LoggedProcess:
     def children(self) -> dict[int, str]:
         """Command lines of all live processes it started, in whatever session, by process id."""
         return {pid: command for pid, command in marked_processes(self.mark).items() if pid != self.process.pid}
+
+    def wait_childless(self, *, limit_s: float) -> None:
+        """Waits until every process it started has ended; fails with those that live on."""
+        deadline = time.monotonic() + limit_s
+        for pid in self.children():
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            try:
+                select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+            finally:
+                os.close(handle)
+        left = self.children()
+        assert not left, f"alive {limit_s} s later: {left}"
 
     def stop(self, *, limit_s: float = 20) -> int:
         """Ends it with SIGTERM if it still runs; fails if it is slow or leaves a process behind."""
