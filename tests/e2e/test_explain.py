@@ -152,7 +152,9 @@ def test_a_preempted_request_is_named(start_fleet: StartFleet, explain: Explain)
 
 def test_a_request_that_is_held_is_named_with_the_reason(start_fleet: StartFleet, explain: Explain) -> None:
     # Two decode rows cost four of five tokens; a prompt of one token takes the fifth, and decodes next.
-    daemon = start_fleet("-dp=1", "--speculative-config", ONE_DRAFT, "--max-num-batched-tokens=5", "--max-num-seqs=4", worker=UNHURRIED)
+    daemon = start_fleet(
+        "-dp=1", "--speculative-config", ONE_DRAFT, "--max-num-batched-tokens=5", "--max-num-seqs=4", worker=UNHURRIED
+    )
     streams = [Stream(daemon, body([number + 1], 60), {"X-Request-Id": f"r{number}"}) for number in range(4)]
     for stream in streams:
         assert stream.wait_end(limit_s=30).finished
