@@ -6,22 +6,15 @@ ids, so that only the model is compared.
 
 from __future__ import annotations
 
-import urllib.request
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from openai import OpenAI
 
-from paceline.v1.generation_pb2 import GenerateRequest, Sampling, Stopping, TokenIds
-from paceline.v1.generation_pb2_grpc import GenerationStub
 from parity.reference import NEW_TOKENS, Continuation, continuations
-from support.daemon import Daemon
+from parity.serving import counter, greedy, sampled
 from support.demo import demo_folder
 
 
@@ -74,60 +67,6 @@ def seeded_texts() -> dict[str, list[str]]:
     return {}
 
 
-def in_parallel(call: Callable[[Any], Any], items: Iterable[Any], concurrency: int) -> list[Any]:
-    """The results of `call`, in order, with so many calls under way at once."""
-    with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(call, items))
-
-
-def greedy(daemon: Daemon, prompts: list[list[int]], concurrency: int) -> list[tuple[list[int], list[float]]]:
-    """Greedy token ids and their log-probabilities, over gRPC."""
-    with grpc.insecure_channel(daemon.address("grpc")) as channel:
-        stub = GenerationStub(channel)
-
-        def one(prompt: list[int]) -> tuple[list[int], list[float]]:
-            request = GenerateRequest(
-                token_ids=TokenIds(ids=prompt),
-                sampling=Sampling(temperature=0.0),
-                stopping=Stopping(max_tokens=NEW_TOKENS, ignore_eos=True),
-                logprobs=0,
-            )
-            parts = list(stub.Generate(request, timeout=240))
-            tokens = [token for part in parts for token in part.token_ids]
-            return tokens, [entry.logprob for part in parts for entry in part.logprobs]
-
-        return in_parallel(one, prompts, concurrency)
-
-
-def sampled(daemon: Daemon, prompts: list[list[int]], concurrency: int) -> list[str]:
-    """Text at temperature 0.8, prompt i with seed 7 + i, by the `openai` client."""
-    with OpenAI(base_url=f"{daemon.url}/v1", api_key="none", timeout=240, max_retries=0) as client:
-        model = client.models.list().data[0].id
-
-        def one(item: tuple[int, list[int]]) -> str:
-            index, prompt = item
-            answer = client.completions.create(
-                model=model,
-                prompt=prompt,
-                max_tokens=NEW_TOKENS,
-                temperature=0.8,
-                seed=7 + index,
-                extra_body={"ignore_eos": True},
-            )
-            return answer.choices[0].text
-
-        return in_parallel(one, enumerate(prompts), concurrency)
-
-
-def counter(daemon: Daemon, name: str) -> float:
-    """Sum of a counter over its labels."""
-    with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
-    assert values, f"no {name} in /metrics"
-    return sum(values)
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: setup.name)
 def test_text_is_that_of_transformers(
@@ -140,11 +79,11 @@ def test_text_is_that_of_transformers(
     expected = list(compress(expected, fits))
     prompts = [item.prompt for item in expected]
 
-    for item, (tokens, logprobs) in zip(expected, greedy(daemon, prompts, setup.concurrency), strict=True):
+    for item, (tokens, logprobs) in zip(expected, greedy(daemon, prompts, NEW_TOKENS, setup.concurrency), strict=True):
         assert tokens == item.tokens, f"prompt of {len(item.prompt)} tokens"
         assert logprobs == pytest.approx(item.logprobs, abs=1e-3)
 
-    seeded_texts[setup.name] = sampled(daemon, prompts, setup.concurrency)
+    seeded_texts[setup.name] = sampled(daemon, prompts, NEW_TOKENS, setup.concurrency)
     first = next(iter(seeded_texts.values()))
     compared = min(len(first), len(prompts))
     assert seeded_texts[setup.name][:compared] == first[:compared]

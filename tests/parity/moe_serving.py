@@ -1,0 +1,62 @@
+"""One served configuration of the mixture-of-experts demo against `transformers`: what equals, and what was counted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from parity.moe_configurations import Configuration
+from parity.reference import Continuation, continuations_of
+from parity.serving import counter, greedy, sampled
+from support.daemon import Daemon
+from support.demo import demo_folder
+
+NEW_TOKENS = 64
+HELD_OUT = Path(__file__).parents[1] / "data" / "text" / "gsm8k_test.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one configuration gave."""
+
+    greedy: list[list[int]]
+    logprobs: list[list[float]]
+    seeded: list[str]
+    counters: dict[str, int]
+
+
+COUNTERS = (
+    "paceline_steps_total",
+    "paceline_refused_plans_total",
+    "paceline_preemptions_total",
+    "paceline_draft_tokens_total",
+    "paceline_accepted_tokens_total",
+)
+
+
+@cache
+def expected(count: int) -> list[Continuation]:
+    """Greedy fp32 continuations of held-out questions by `transformers`."""
+    folder = demo_folder("moe")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    lines = HELD_OUT.read_text().splitlines()[:count]
+    prompts = [tokenizer(f"Question: {json.loads(line)['question']}\nAnswer:").input_ids for line in lines]
+    return continuations_of(folder, prompts, NEW_TOKENS)
+
+
+def serve(daemon: Daemon, configuration: Configuration, prompts: list[list[int]]) -> Served:
+    """Ask a started daemon for every prompt, greedily and with seeds."""
+    daemon.wait_ready(limit_s=240)
+    answers = greedy(daemon, prompts, NEW_TOKENS, configuration.concurrency)
+    seeded = sampled(daemon, prompts, NEW_TOKENS, configuration.concurrency)
+    counters = {name: int(counter(daemon, name)) for name in COUNTERS}
+    return Served([tokens for tokens, _ in answers], [logprobs for _, logprobs in answers], seeded, counters)
+
+
+def first_difference(item: Continuation, tokens: list[int]) -> int | None:
+    """Index of the first token that is not that of `transformers`."""
+    return next((i for i, (a, b) in enumerate(zip(item.tokens, tokens, strict=True)) if a != b), None)
