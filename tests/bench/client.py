@@ -6,10 +6,12 @@ Nothing but the standard library, so that the client costs little beside a serve
 import asyncio
 import json
 import time
+import zlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-Prompt = Sequence[int]
+Prompt = Sequence[int] | str
+"""Token ids, or text."""
 
 
 @dataclass
@@ -55,21 +57,25 @@ class Client:
         address: HOST:PORT of its HTTP server.
         model: The name that it serves the model by.
         max_tokens: Output tokens of every request; an end of text is ignored.
+        temperature: 0 is greedy; else each request has a seed, the same in every run.
     """
 
     address: str
     model: str
     max_tokens: int
+    temperature: float = 0.0
 
     async def complete(self, prompt: Prompt, *, stream: bool = True) -> Answer:
-        """One greedy completion, over a connection of its own."""
+        """One completion, over a connection of its own."""
         request: dict[str, object] = {
             "model": self.model,
-            "prompt": list(prompt),
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "max_tokens": self.max_tokens,
-            "temperature": 0,
+            "temperature": self.temperature,
             "ignore_eos": True,
         }
+        if self.temperature > 0:
+            request["seed"] = zlib.crc32(json.dumps(request).encode())
         if stream:
             request |= {"stream": True, "stream_options": {"include_usage": True}}
         answer = Answer(time.perf_counter())
