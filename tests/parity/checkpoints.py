@@ -28,7 +28,7 @@ def make_checkpoint(folder: Path, family: str = "Llama", **fields: Any) -> torch
     config = getattr(transformers, f"{family}Config")(**{**COMMON, **fields})
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval().to(torch.float32)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in (*model.named_parameters(), *_corrections(model)):
             # Norms and biases start as ones and zeros, which would hide a mix-up.
             scale = 0.5 if "norm" in name or name.endswith("bias") else 0.1
             parameter.add_(torch.randn_like(parameter) * scale)
@@ -36,6 +36,11 @@ def make_checkpoint(folder: Path, family: str = "Llama", **fields: Any) -> torch
     words = {f"w{index}": index for index in range(VOCABULARY)}
     Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
     return model
+
+
+def _corrections(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """What corrects the choice of experts: buffers that start as zeros."""
+    return [(f"{name}.bias", buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 def random_tokens(count: int, seed: int) -> list[int]:

@@ -10,7 +10,9 @@ from paceline.attention.interface import AttentionBatch
 from paceline.attention.kv_cache import KvCache
 from paceline.attention.reference import ReferenceAttention
 from paceline.models.config import load_model_config
+from paceline.models.kv_layout import kv_layout
 from paceline.models.registry import build_model
+from paceline.parallel.context import Parallel
 from paceline.weights.loader import WeightReader
 
 BLOCK_SIZE = 4
@@ -20,19 +22,22 @@ TABLE_WIDTH = 32
 class PagedModel:
     """One model, one cache, and a block table per sequence that the test chooses."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, block_count: int = 128) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype = torch.float32,
+        block_count: int = 128,
+        *,
+        parallel: Parallel | None = None,
+        drafter_layers: int = 0,
+        max_positions: int = TABLE_WIDTH * BLOCK_SIZE,
+    ) -> None:
         config = load_model_config(folder)
+        parallel = parallel or Parallel.single(config.expert_count)
         with WeightReader(folder, dtype=dtype) as weights:
-            self.model = build_model(config, weights, max_positions=TABLE_WIDTH * BLOCK_SIZE)
-        self.cache = KvCache(
-            layer_count=config.layer_count,
-            block_count=block_count,
-            block_size=BLOCK_SIZE,
-            kv_head_count=config.kv_head_count,
-            head_size=config.head_size,
-            dtype=dtype,
-            device=torch.device("cpu"),
-        )
+            self.model = build_model(config, weights, max_positions, parallel, drafter_layers)
+        layout = kv_layout(config, parallel.tp, drafter_layers)
+        self.cache = KvCache(layout, block_count=block_count, block_size=BLOCK_SIZE, dtype=dtype)
         self.backend = ReferenceAttention(self.cache)
 
     def run(

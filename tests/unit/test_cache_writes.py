@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from paceline.attention.interface import AttentionBatch
-from paceline.attention.kv_cache import KvCache
+from paceline.attention.kv_cache import KvCache, KvLayout
 from paceline.attention.reference import ReferenceAttention
 
 LAYERS, KV_HEADS, HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS, Q = 2, 2, 4, 8, 4, 8, 4
@@ -13,15 +13,8 @@ SENTINEL = 12345.0
 
 
 def test_b11_padding_leaves_the_last_block_alone() -> None:
-    cache = KvCache(
-        layer_count=LAYERS,
-        block_count=BLOCKS,
-        block_size=BLOCK_SIZE,
-        kv_head_count=KV_HEADS,
-        head_size=HEAD_SIZE,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+    layout = KvLayout(layer_count=LAYERS, kv_head_count=KV_HEADS, key_size=HEAD_SIZE, value_size=HEAD_SIZE)
+    cache = KvCache(layout, block_count=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32)
     pools = (*cache.keys, *cache.values)
     for pool in pools:
         pool[:, -BLOCK_SIZE:] = SENTINEL

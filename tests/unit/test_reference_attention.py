@@ -6,23 +6,15 @@ import torch
 from torch.nn import functional
 
 from paceline.attention.interface import AttentionBatch
-from paceline.attention.kv_cache import KvCache
+from paceline.attention.kv_cache import KvCache, KvLayout
 from paceline.attention.reference import ReferenceAttention
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 4, 2, 8, 4, 16
 
 
 def make_backend() -> ReferenceAttention:
-    cache = KvCache(
-        layer_count=1,
-        block_count=BLOCKS,
-        block_size=BLOCK_SIZE,
-        kv_head_count=KV_HEADS,
-        head_size=HEAD_SIZE,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    return ReferenceAttention(cache)
+    layout = KvLayout(layer_count=1, kv_head_count=KV_HEADS, key_size=HEAD_SIZE, value_size=HEAD_SIZE)
+    return ReferenceAttention(KvCache(layout, block_count=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32))
 
 
 def batch_of(rows: list[tuple[int, int, list[int]]]) -> AttentionBatch:

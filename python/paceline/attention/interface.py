@@ -43,10 +43,21 @@ class AttentionBackend(Protocol):
     def prepare(self, batch: AttentionBatch) -> None:
         """Take the batch of the next pass; called once per pass, before any layer."""
 
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, *, scale: float | None = None, window: int = 0
+    ) -> Tensor:
         """Attend in one layer.
 
         Takes `queries [tokens, heads, head_size]`, `keys` and `values [tokens, kv_heads, head_size]`; gives
         `[tokens, heads * head_size]`. Causal and bottom-right aligned: query j of a row with q queries and n keys sees
-        keys `0 .. n - q + j`.
+        keys `0 .. n - q + j`, only the last `window` of them unless that is 0. `scale` multiplies the scores; `None` is
+        the root of 1 / head_size.
+        """
+
+    def attend_latent(self, layer: int, queries: Tensor, latents: Tensor, *, value_size: int, scale: float) -> Tensor:
+        """Attend in one layer whose cache holds one latent per token, keys and values at once.
+
+        Takes `queries [tokens, heads, key_size]` in the latent's space and `latents [tokens, key_size]`; gives
+        `[tokens, heads, value_size]`, the weighted sum of the latents' first `value_size` columns. Which keys a query
+        sees is as in `attend`.
         """

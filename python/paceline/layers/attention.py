@@ -1,4 +1,4 @@
-"""Self-attention of a dense decoder layer, up to and after the backend that reads and writes the KV cache."""
+"""Self-attention of a decoder layer, up to and after the backend that reads and writes the KV cache."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch.nn import functional
 from paceline.attention.interface import AttentionBackend
 from paceline.layers.linear import Linear
 from paceline.layers.rotary import rotate
+from paceline.parallel.context import Parallel
 
 
 class QkNorm:
@@ -27,21 +28,35 @@ class QkNorm:
 
 
 class SelfAttention:
-    """Fused q, k, v product; optional per-head norm; rotation; the backend; output product."""
+    """Fused q, k, v product; optional per-head norm; rotation; the backend; output product, summed over tp workers."""
 
-    __slots__ = ("head_count", "head_size", "kv_head_count", "layer", "norm", "output", "qkv")
+    __slots__ = ("head_count", "head_size", "kv_head_count", "layer", "norm", "output", "parallel", "qkv", "window")
 
     def __init__(
-        self, layer: int, qkv: Linear, output: Linear, norm: QkNorm | None, head_count: int, kv_head_count: int, head_size: int
+        self,
+        layer: int,
+        qkv: Linear,
+        output: Linear,
+        norm: QkNorm | None,
+        parallel: Parallel,
+        *,
+        head_count: int,
+        kv_head_count: int,
+        window: int = 0,
     ) -> None:
-        """Take `qkv [(heads + 2 * kv heads) * head_size, hidden]` in that order and `output [hidden, heads * head_size]`."""
+        """Take `qkv [(heads + 2 * kv heads) * head_size, hidden]` in that order and `output [hidden, heads * head_size]`.
+
+        Heads are those of this worker. A query sees `window` keys, all if that is 0.
+        """
         self.layer = layer
         self.qkv = qkv
         self.output = output
         self.norm = norm
+        self.parallel = parallel
         self.head_count = head_count
         self.kv_head_count = kv_head_count
-        self.head_size = head_size
+        self.head_size = output.in_features // head_count
+        self.window = window
 
     def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], backend: AttentionBackend) -> Tensor:
         """Attend for `x [tokens, hidden]`: this step's keys and values are written first, then read with the rest."""
@@ -52,6 +67,10 @@ class SelfAttention:
             to_rotate = self.norm(to_rotate)
         rotated = rotate(to_rotate, *rotation)
         attended = backend.attend(
-            self.layer, rotated[:, : self.head_count], rotated[:, self.head_count :], heads[:, rotated_count:]
+            self.layer,
+            rotated[:, : self.head_count],
+            rotated[:, self.head_count :],
+            heads[:, rotated_count:],
+            window=self.window,
         )
-        return self.output(attended)
+        return self.parallel.all_reduce(self.output(attended))

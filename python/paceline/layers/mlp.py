@@ -6,21 +6,26 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.layers.linear import Linear
+from paceline.parallel.context import Parallel
 
 
 class GatedMlp:
-    """`down(silu(gate(x)) * up(x))`, with gate and up fused into one product at load."""
+    """`down(silu(gate(x)) * up(x))`, with gate and up fused into one product at load; summed over the tp workers."""
 
-    __slots__ = ("down", "gate_up", "intermediate_size")
+    __slots__ = ("down", "gate_up", "parallel")
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
-        """Take `gate_up [2 * intermediate, hidden]`, gate first, and `down [hidden, intermediate]`."""
+    def __init__(self, gate_up: Linear, down: Linear, parallel: Parallel) -> None:
+        """Take `gate_up [2 * intermediate, hidden]`, gate first, and `down [hidden, intermediate]`: this worker's part."""
         self.gate_up = gate_up
         self.down = down
-        self.intermediate_size = down.in_features
+        self.parallel = parallel
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to `x [tokens, hidden]`."""
-        gate_up = self.gate_up(x)
-        gate, up = gate_up[:, : self.intermediate_size], gate_up[:, self.intermediate_size :]
-        return self.down(functional.silu(gate).mul_(up))
+        return self.parallel.all_reduce(gated(x, self.gate_up, self.down))
+
+
+def gated(x: Tensor, gate_up: Linear, down: Linear) -> Tensor:
+    """One gated feed-forward network on `x [tokens, hidden]`."""
+    gate, up = gate_up(x).tensor_split(2, dim=-1)
+    return down(functional.silu(gate).mul_(up))

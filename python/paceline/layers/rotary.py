@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from paceline.models.config import RopeConfig
+from paceline.models.rope_config import RopeConfig
 
 
 class RotaryTable:
@@ -19,9 +19,17 @@ class RotaryTable:
     __slots__ = ("_cos", "_sin")
 
     def __init__(self, rope: RopeConfig, head_size: int, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Fill tables for positions `0 .. max_positions - 1`."""
-        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse_frequencies(rope, head_size))
-        cos, sin = angles.cos(), angles.sin()
+        """Fill tables for positions `0 .. max_positions - 1` and the first `rotary_factor` of `head_size` columns.
+
+        A longrope model has one set of factors for short sequences and one for long ones. What is cached must not depend
+        on how long a sequence grows later, so `max_positions` chooses for all: the long set if it passes the trained
+        length.
+        """
+        is_long = max_positions > rope.original_max_position_embeddings
+        frequencies = inverse_frequencies(rope, int(head_size * rope.rotary_factor), is_long=is_long)
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
+        magnitude = rope.long_magnitude if rope.rope_type == "longrope" and is_long else rope.magnitude
+        cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
         # rotate_half(x) * sin == roll(x) * [-sin | sin]: the sign lives in the table, so no negation per call.
         self._cos = torch.cat((cos, cos), dim=-1).to(device=device, dtype=dtype)
         self._sin = torch.cat((-sin, sin), dim=-1).to(device=device, dtype=dtype)
@@ -32,25 +40,34 @@ class RotaryTable:
         return self._cos.shape[0]
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine `[tokens, 1, head_size]` at `positions [tokens]`, made once per pass."""
+        """Cosine and signed sine `[tokens, 1, rotated columns]` at `positions [tokens]`, made once per pass."""
         return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `heads [tokens, heads, head_size]` by what `RotaryTable.at` gave; a new tensor."""
-    half = heads.shape[-1] // 2
+    """Rotate the first columns of `heads [tokens, heads, head_size]`, as many as `RotaryTable.at` gave; a new tensor."""
+    width = cos.shape[-1]
+    if width < heads.shape[-1]:
+        return torch.cat((rotate(heads[..., :width], cos, sin), heads[..., width:]), dim=-1)
+    half = width // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
     return torch.addcmul(heads * cos, swapped, sin)
 
 
-def inverse_frequencies(rope: RopeConfig, head_size: int) -> Tensor:
-    """Radians per position for each pair, `[head_size / 2]` in fp32."""
+def inverse_frequencies(rope: RopeConfig, head_size: int, *, is_long: bool = False) -> Tensor:
+    """Radians per position for each pair, `[head_size / 2]` in fp32. `is_long` chooses the factors of longrope."""
     exponents = torch.arange(0, head_size, 2, dtype=torch.int64).to(torch.float32) / head_size
-    frequencies = 1.0 / (rope.theta**exponents)
-    if rope.rope_type == "linear":
-        return frequencies / rope.factor
-    if rope.rope_type == "llama3":
-        return _llama3_frequencies(frequencies, rope)
+    wavelengths = rope.theta**exponents
+    frequencies = 1.0 / wavelengths
+    match rope.rope_type:
+        case "linear":
+            return frequencies / rope.factor
+        case "llama3":
+            return _llama3_frequencies(frequencies, rope)
+        case "yarn":
+            return _yarn_frequencies(wavelengths, rope, head_size)
+        case "longrope":
+            return 1.0 / (torch.tensor(rope.long_factors if is_long else rope.short_factors) * wavelengths)
     return frequencies
 
 
@@ -65,3 +82,20 @@ def _llama3_frequencies(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     blended = (1 - blend) * stretched / rope.factor + blend * stretched
     is_between = ~(wavelengths < short_wavelength) & ~(wavelengths > long_wavelength)
     return torch.where(is_between, blended, stretched)
+
+
+def _yarn_frequencies(wavelengths: Tensor, rope: RopeConfig, head_size: int) -> Tensor:
+    """Stretch pairs that turn less than `beta_slow` times within the trained length, keep those above `beta_fast`."""
+
+    def pair_of(rotations: float) -> float:
+        turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return head_size * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    width = high - low if high != low else 0.001
+    stretched = torch.clamp((torch.arange(head_size // 2, dtype=torch.float32) - low) / width, 0, 1)
+    kept = 1 - stretched
+    return 1.0 / (rope.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept

@@ -1,38 +1,35 @@
 """What a checkpoint's `config.json` says, read once and checked.
 
 Knows no torch: a bad folder is refused before torch is imported. It does not know how a network is built; the family
-files do (`models/llama.py`, `models/qwen.py`).
+files do (`models/llama.py` and its neighbours).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UsageError
+from paceline.models.fields import ConfigError, count_of, flag_of
+from paceline.models.moe_config import (
+    LatentConfig,
+    MoeConfig,
+    parse_drafter_layers,
+    parse_grouped_moe,
+    parse_latent,
+    parse_mixtral_moe,
+    parse_qwen3_moe,
+)
+from paceline.models.rope_config import RopeConfig, parse_rope
 
-
-class ConfigError(UsageError):
-    """A `config.json` that is missing, broken, or asks for something Paceline does not run."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position embedding: the base and, for `llama3`, how long wavelengths are stretched."""
-
-    theta: float
-    rope_type: str
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    original_max_position_embeddings: int = 0
+__all__ = ["ConfigError", "LatentConfig", "ModelConfig", "MoeConfig", "RopeConfig", "load_model_config", "parse_model_config"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The fields of `config.json` that a dense decoder needs. Sizes are elements, counts are counts."""
+    """The fields of `config.json` that a decoder needs. Sizes are elements, counts are counts."""
 
     architecture: str
     vocab_size: int
@@ -52,6 +49,13 @@ class ModelConfig:
     rope: RopeConfig
     # What the checkpoint's tensors are stored as: "float32", "bfloat16" or "float16".
     stored_dtype: str = "float32"
+    head_bias: bool = False
+    # Keys that a query sees, counted back from its own; 0: all.
+    sliding_window: int = 0
+    # Drafting layers that the checkpoint holds behind its own (multi-token prediction).
+    drafter_layer_count: int = 0
+    moe: MoeConfig | None = None
+    latent: LatentConfig | None = None
 
     @property
     def query_size(self) -> int:
@@ -63,14 +67,65 @@ class ModelConfig:
         """Width of all key (or value) heads together, in elements."""
         return self.kv_head_count * self.head_size
 
+    @property
+    def expert_count(self) -> int:
+        """Routed experts of a layer that has any; 0 in a dense model."""
+        return 0 if self.moe is None else self.moe.expert_count
 
-# Architecture -> (attention biases on q, k and v; q_norm and k_norm). `None`: the config's `attention_bias` says.
-_ATTENTION_TRAITS: dict[str, tuple[bool | None, bool]] = {
-    "LlamaForCausalLM": (None, False),
-    "Qwen2ForCausalLM": (True, False),
-    "Qwen3ForCausalLM": (None, True),
+
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    """What an architecture fixes where others leave it to `config.json`."""
+
+    # Whether q, k and v have biases, and whether the output has; `None`: `attention_bias` says.
+    qkv_bias: bool | None = None
+    output_bias: bool | None = None
+    has_mlp_bias: bool = False
+    # `None`: `use_qk_norm` says.
+    qk_norm: bool | None = False
+    has_latent_attention: bool = False
+    has_drafter: bool = False
+    # When `sliding_window` holds: "never" (it is refused), "asked" (by `use_sliding_window`), "given".
+    window: str = "never"
+    moe: Callable[[dict[str, Any], int], MoeConfig] | None = None
+    default_theta: float = 10000.0
+    default_rotary_factor: float = 1.0
+    default_eps: float = 1e-6
+
+
+_TRAITS: dict[str, _Traits] = {
+    "LlamaForCausalLM": _Traits(has_mlp_bias=True),
+    "Qwen2ForCausalLM": _Traits(qkv_bias=True, output_bias=False),
+    "Qwen3ForCausalLM": _Traits(qk_norm=True),
+    "Qwen3MoeForCausalLM": _Traits(qk_norm=True, window="asked", moe=parse_qwen3_moe),
+    "MixtralForCausalLM": _Traits(
+        qkv_bias=False,
+        output_bias=False,
+        window="given",
+        moe=lambda raw, layers: parse_mixtral_moe(raw, layers, routing="softmax"),
+        default_theta=1e6,
+        default_eps=1e-5,
+    ),
+    "PhimoeForCausalLM": _Traits(
+        window="given",
+        moe=lambda raw, layers: parse_mixtral_moe(raw, layers, routing="sparsemixer"),
+        default_theta=1e6,
+        default_eps=1e-5,
+    ),
+    "DeepseekV3ForCausalLM": _Traits(
+        has_latent_attention=True,
+        has_drafter=True,
+        moe=lambda raw, layers: parse_grouped_moe(raw, layers, groups=8, groups_kept=4),
+    ),
+    "Glm4MoeForCausalLM": _Traits(
+        output_bias=False,
+        qk_norm=None,
+        has_drafter=True,
+        moe=lambda raw, layers: parse_grouped_moe(raw, layers, groups=1, groups_kept=1),
+        default_rotary_factor=0.5,
+        default_eps=1e-5,
+    ),
 }
-_ROPE_TYPES = ("default", "linear", "llama3")
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
@@ -95,105 +150,102 @@ def load_model_config(folder: Path) -> ModelConfig:
 def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
     """Turn the fields of a `config.json` into a `ModelConfig`. Raises `ConfigError` naming the field."""
     architecture = _architecture(raw)
-    qkv_bias, qk_norm = _ATTENTION_TRAITS[architecture]
-    attention_bias = bool(raw.get("attention_bias", False))
-    _refuse_unsupported(raw)
-    hidden_size = _count(raw, "hidden_size")
-    head_count = _count(raw, "num_attention_heads")
-    kv_head_count = _count(raw, "num_key_value_heads", default=head_count)
-    if head_count % kv_head_count:
-        raise ConfigError(f"num_attention_heads {head_count} is no multiple of num_key_value_heads {kv_head_count}")
-    if raw.get("head_dim") is None and hidden_size % head_count:
-        raise ConfigError(f"hidden_size {hidden_size} is no multiple of num_attention_heads {head_count}, and head_dim is absent")
-    head_size = _count(raw, "head_dim", default=hidden_size // head_count)
-    if head_size % 2:
-        raise ConfigError(f"head_dim {head_size} is odd: rotary embedding needs pairs")
+    traits = _TRAITS[architecture]
+    attention_bias = flag_of(raw, "attention_bias")
+    _refuse_unsupported(raw, traits)
+    layer_count = count_of(raw, "num_hidden_layers")
+    latent = parse_latent(raw) if traits.has_latent_attention else None
+    head_count, kv_head_count, head_size = _heads(raw, latent)
+    rope = parse_rope(raw, default_theta=traits.default_theta, default_rotary_factor=traits.default_rotary_factor)
+    _check_rotated_size(rope, latent.rope_size if latent else head_size)
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_count(raw, "vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=_count(raw, "intermediate_size"),
-        layer_count=_count(raw, "num_hidden_layers"),
+        vocab_size=count_of(raw, "vocab_size"),
+        hidden_size=count_of(raw, "hidden_size"),
+        intermediate_size=count_of(raw, "intermediate_size"),
+        layer_count=layer_count,
         head_count=head_count,
         kv_head_count=kv_head_count,
         head_size=head_size,
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_position_embeddings=_count(raw, "max_position_embeddings", default=2048),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=attention_bias if qkv_bias is None else qkv_bias,
-        output_bias=False if qkv_bias is not None else attention_bias,
-        mlp_bias=bool(raw.get("mlp_bias", False)) and architecture == "LlamaForCausalLM",
-        qk_norm=qk_norm,
-        rope=_rope(raw),
+        rms_norm_eps=float(raw.get("rms_norm_eps", traits.default_eps)),
+        max_position_embeddings=count_of(raw, "max_position_embeddings", 2048),
+        tie_word_embeddings=flag_of(raw, "tie_word_embeddings"),
+        qkv_bias=attention_bias if traits.qkv_bias is None else traits.qkv_bias,
+        output_bias=attention_bias if traits.output_bias is None else traits.output_bias,
+        mlp_bias=traits.has_mlp_bias and flag_of(raw, "mlp_bias"),
+        qk_norm=flag_of(raw, "use_qk_norm") if traits.qk_norm is None else traits.qk_norm,
+        rope=rope,
         stored_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        head_bias=architecture == "PhimoeForCausalLM" and flag_of(raw, "lm_head_bias"),
+        sliding_window=_window(raw, traits),
+        drafter_layer_count=parse_drafter_layers(raw) if traits.has_drafter else 0,
+        moe=traits.moe(raw, layer_count) if traits.moe is not None else None,
+        latent=latent,
     )
 
 
 def known_architectures() -> tuple[str, ...]:
     """The values of `architectures` in a `config.json` that Paceline runs."""
-    return tuple(_ATTENTION_TRAITS)
+    return tuple(_TRAITS)
 
 
 def _architecture(raw: dict[str, Any]) -> str:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError("config.json names no architecture (field architectures)")
-    known = [name for name in names if name in _ATTENTION_TRAITS]
+    known = [name for name in names if name in _TRAITS]
     if not known:
-        raise ConfigError(f"unknown architecture {', '.join(names)}; known are {', '.join(_ATTENTION_TRAITS)}")
+        raise ConfigError(f"unknown architecture {', '.join(names)}; known are {', '.join(_TRAITS)}")
     return str(known[0])
 
 
-def _refuse_unsupported(raw: dict[str, Any]) -> None:
-    if raw.get("quantization_config"):
-        raise ConfigError("quantization_config is set: quantised checkpoints are not supported")
+def _heads(raw: dict[str, Any], latent: LatentConfig | None) -> tuple[int, int, int]:
+    """Query heads, key heads and the size of one. Latent attention has one key for all heads: the latent."""
+    hidden_size = count_of(raw, "hidden_size")
+    head_count = count_of(raw, "num_attention_heads")
+    if latent is not None:
+        return head_count, 1, latent.latent_size
+    kv_head_count = count_of(raw, "num_key_value_heads", head_count)
+    if head_count % kv_head_count:
+        raise ConfigError(f"num_attention_heads {head_count} is no multiple of num_key_value_heads {kv_head_count}")
+    if raw.get("head_dim") is None and hidden_size % head_count:
+        raise ConfigError(f"hidden_size {hidden_size} is no multiple of num_attention_heads {head_count}, and head_dim is absent")
+    head_size = count_of(raw, "head_dim", hidden_size // head_count)
+    if head_size % 2:
+        raise ConfigError(f"head_dim {head_size} is odd: rotary embedding needs pairs")
+    return head_count, kv_head_count, head_size
+
+
+def _check_rotated_size(rope: RopeConfig, head_size: int) -> None:
+    rotated = int(head_size * rope.rotary_factor)
+    if rotated % 2 or not rotated:
+        raise ConfigError(f"partial_rotary_factor {rope.rotary_factor} of {head_size} columns does not give pairs")
+    for field, factors in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
+        if factors and len(factors) != rotated // 2:
+            raise ConfigError(f"rope field {field} has {len(factors)} numbers, one for each of {rotated // 2} pairs is needed")
+
+
+def _refuse_unsupported(raw: dict[str, Any], traits: _Traits) -> None:
+    _check_quantisation(raw.get("quantization_config"))
     if raw.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"hidden_act {raw['hidden_act']!r} is not supported, only 'silu'")
     layer_types = raw.get("layer_types") or ["full_attention"]
-    if raw.get("use_sliding_window") or any(kind != "full_attention" for kind in layer_types):
-        raise ConfigError("sliding-window attention is not supported (use_sliding_window, layer_types)")
+    is_asked = bool(raw.get("use_sliding_window")) and traits.window != "asked"
+    if is_asked or any(kind != "full_attention" for kind in layer_types):
+        raise ConfigError("sliding-window attention of single layers is not supported (use_sliding_window, layer_types)")
 
 
-def _count(raw: dict[str, Any], field: str, default: int | None = None) -> int:
-    value = raw.get(field)
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"config.json field {field} must be a whole number of at least 1, got {value!r}")
-    return value
+def _check_quantisation(quantisation: Any) -> None:
+    """Only FP8 with one scale for each block of 128 x 128, as DeepSeek-V3 is published, is read (and dequantised)."""
+    if not quantisation:
+        return
+    if not isinstance(quantisation, dict) or quantisation.get("quant_method") != "fp8":
+        raise ConfigError("quantization_config is set: quantised checkpoints other than block-scaled fp8 are not supported")
+    if quantisation.get("weight_block_size") != [128, 128] or quantisation.get("fmt", "e4m3") != "e4m3":
+        raise ConfigError("quantization_config: fp8 is supported with fmt e4m3 and weight_block_size [128, 128] only")
 
 
-def _number(rope: dict[str, Any], field: str) -> float:
-    value = rope.get(field)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise ConfigError(f"rope field {field} must be a number above 0, got {value!r}")
-    return float(value)
-
-
-def _rope(raw: dict[str, Any]) -> RopeConfig:
-    """Accept both spellings: `rope_parameters`, and the older `rope_theta` with `rope_scaling`."""
-    rope: dict[str, Any] = {"rope_theta": raw.get("rope_theta") or 10000.0}
-    for spelling in ("rope_scaling", "rope_parameters"):
-        given = raw.get(spelling)
-        if given is None:
-            continue
-        if not isinstance(given, dict):
-            raise ConfigError(f"config.json field {spelling} must be an object, got {given!r}")
-        rope.update({field: value for field, value in given.items() if value is not None})
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type not in _ROPE_TYPES:
-        raise ConfigError(f"rope type {rope_type!r} is not supported; known are {', '.join(_ROPE_TYPES)}")
-    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1, 1.0):
-        raise ConfigError("partial_rotary_factor other than 1 is not supported")
-    theta = _number(rope, "rope_theta")
-    if rope_type == "default":
-        return RopeConfig(theta=theta, rope_type="default")
-    if rope_type == "linear":
-        return RopeConfig(theta=theta, rope_type="linear", factor=_number(rope, "factor"))
-    return RopeConfig(
-        theta=theta,
-        rope_type="llama3",
-        factor=_number(rope, "factor"),
-        low_freq_factor=_number(rope, "low_freq_factor"),
-        high_freq_factor=_number(rope, "high_freq_factor"),
-        original_max_position_embeddings=int(_number(rope, "original_max_position_embeddings")),
-    )
+def _window(raw: dict[str, Any], traits: _Traits) -> int:
+    if traits.window == "asked":
+        return count_of(raw, "sliding_window", 4096) if raw.get("use_sliding_window") else 0
+    return count_of(raw, "sliding_window", 0, least=0) if traits.window == "given" else 0

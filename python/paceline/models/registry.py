@@ -11,24 +11,32 @@ from typing import TYPE_CHECKING
 from paceline.models.config import ConfigError, ModelConfig, known_architectures
 
 if TYPE_CHECKING:
-    from paceline.models.llama import LlamaForCausalLM
+    from paceline.models.causal_lm import CausalLM
+    from paceline.parallel.context import Parallel
     from paceline.weights.loader import WeightReader
 
 _FAMILIES = {
     "LlamaForCausalLM": "paceline.models.llama",
     "Qwen2ForCausalLM": "paceline.models.qwen",
     "Qwen3ForCausalLM": "paceline.models.qwen",
+    "Qwen3MoeForCausalLM": "paceline.models.qwen",
+    "MixtralForCausalLM": "paceline.models.mixtral",
+    "PhimoeForCausalLM": "paceline.models.phimoe",
+    "DeepseekV3ForCausalLM": "paceline.models.deepseek",
+    "Glm4MoeForCausalLM": "paceline.models.glm",
 }
 
 
-def build_model(config: ModelConfig, weights: WeightReader, max_positions: int) -> LlamaForCausalLM:
+def build_model(
+    config: ModelConfig, weights: WeightReader, max_positions: int, parallel: Parallel, drafter_layers: int = 0
+) -> CausalLM:
     """Build the network of `config.architecture` from `weights`, able to run positions below `max_positions`.
 
-    Raises `ConfigError` for an architecture that has no family, `WeightsError` for tensors that are missing or of
-    another shape.
+    `parallel` says which shard of it, `drafter_layers` how many of its drafting layers. Raises `ConfigError` for what
+    cannot be built, `WeightsError` for tensors that are missing or of another shape.
     """
     if config.architecture not in _FAMILIES:
         raise ConfigError(f"unknown architecture {config.architecture}; known are {', '.join(known_architectures())}")
     family = import_module(_FAMILIES[config.architecture])
-    model: LlamaForCausalLM = getattr(family, config.architecture)(config, weights, max_positions)
+    model: CausalLM = getattr(family, config.architecture)(config, weights, max_positions, parallel, drafter_layers)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,16 +17,28 @@ from paceline.weights.files import shard_paths
 
 # Buffers that old checkpoints saved beside the weights; they are computed here.
 _COMPUTED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")
+# A tensor in FP8 has a second one with a factor for each block of so many rows and columns.
+SCALE_SUFFIX = "_scale_inv"
+SCALE_BLOCK = 128
 
 
 class WeightsError(UsageError):
     """A tensor that is missing, of another shape than the config says, or that nothing uses."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The part of a tensor that a worker reads: along axis `dim`, the indices in `part` (of step 1)."""
+
+    dim: int
+    part: range
+
+
 class WeightReader:
     """Takes tensors out of a checkpoint one by one, in the type and on the device that the model runs in.
 
-    Each name is taken once; `finish` then proves that the model used the whole checkpoint.
+    A tensor in block-scaled FP8 is given dequantised. Each name is taken or left; `finish` then proves that the model
+    knows the whole checkpoint.
     """
 
     def __init__(
@@ -43,7 +56,7 @@ class WeightReader:
         self._on_progress = on_progress
         self._files: list[Any] = []
         self._file_of: dict[str, Any] = {}
-        self._taken: set[str] = set()
+        self._settled: set[str] = set()
         for path in shard_paths(folder):
             try:
                 file: Any = safe_open(str(path), framework="pt", device="cpu")
@@ -61,35 +74,78 @@ class WeightReader:
         self._file_of.clear()
         self._files.clear()
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read tensor `name`, which must have `shape`. Raises `WeightsError`."""
-        tensor = self._read(name, shape)
+    def take(self, name: str, shape: tuple[int, ...], cut: Cut | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Read tensor `name`, which must have `shape`, or only `cut` of it; in `dtype` if given, else in the model's.
+
+        Raises `WeightsError`.
+        """
+        tensor = self._read(name, shape, cut)
         # A copy of its own even where nothing is converted: the file's pages must not be the model's memory.
-        return tensor.to(device=self.device, dtype=self.dtype, copy=True).contiguous()
+        return tensor.to(device=self.device, dtype=dtype or self.dtype, copy=True).contiguous()
 
-    def take_fused(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
-        """Read several tensors, stacked along axis 0 in the order given. Raises `WeightsError`."""
-        return torch.cat([self._read(name, shape).to(device=self.device, dtype=self.dtype) for name, shape in parts])
+    def take_fused(self, parts: Sequence[tuple[str, tuple[int, ...], Cut | None]]) -> Tensor:
+        """Read several tensors, each whole or cut, stacked along axis 0 in the order given. Raises `WeightsError`."""
+        return torch.cat([self._read(*part).to(device=self.device, dtype=self.dtype) for part in parts])
 
-    def finish(self, ignored: Sequence[str] = ()) -> None:
-        """Check that every tensor was taken, save `ignored` and computed buffers. Raises `WeightsError`."""
-        unused = sorted(
-            name for name in self._file_of.keys() - self._taken if name not in ignored and not name.endswith(_COMPUTED_SUFFIXES)
-        )
+    def leave(self, *names: str) -> None:
+        """Say that tensors, where the checkpoint has them, are not for this worker."""
+        for name in names:
+            if name in self._file_of:
+                self._settle(name)
+            if name + SCALE_SUFFIX in self._file_of:
+                self._settle(name + SCALE_SUFFIX)
+
+    def leave_all(self, prefix: str) -> None:
+        """Say that every tensor whose name begins with `prefix` is not for this worker."""
+        self.leave(*(name for name in self._file_of if name.startswith(prefix)))
+
+    def finish(self) -> None:
+        """Check that every tensor was taken or left, save computed buffers. Raises `WeightsError`."""
+        unused = sorted(name for name in self._file_of.keys() - self._settled if not name.endswith(_COMPUTED_SUFFIXES))
         if unused:
             shown = ", ".join(unused[:3])
             raise WeightsError(f"{self._folder} has {len(unused)} tensors that this architecture does not use: {shown}")
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _read(self, name: str, shape: tuple[int, ...], cut: Cut | None = None) -> Tensor:
+        view = self._open(name, shape)
+        tensor: Tensor = view[:] if cut is None else view[_index(cut)]
+        if tensor.dtype is torch.float8_e4m3fn:
+            tensor = self._dequantised(tensor, name, shape, cut)
+        elif not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise WeightsError(f"tensor {name} is {tensor.dtype}: of quantised types only block-scaled float8_e4m3fn is read")
+        self._settle(name)
+        return tensor
+
+    def _open(self, name: str, shape: tuple[int, ...]) -> Any:
+        """A tensor of which parts can be read without reading all of it."""
         file = self._file_of.get(name)
         if file is None:
             raise WeightsError(f"{self._folder} has no tensor {name}")
-        tensor: Tensor = file.get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise WeightsError(f"tensor {name} has shape {tuple(tensor.shape)}, config.json says {shape}")
-        if not tensor.is_floating_point():
-            raise WeightsError(f"tensor {name} is {tensor.dtype}: quantised checkpoints are not supported")
-        self._taken.add(name)
+        view = file.get_slice(name)
+        found = tuple(view.get_shape())
+        if found != shape:
+            raise WeightsError(f"tensor {name} has shape {found}, config.json says {shape}")
+        return view
+
+    def _dequantised(self, quantised: Tensor, name: str, shape: tuple[int, ...], cut: Cut | None) -> Tensor:
+        """Multiply what was read of an FP8 matrix by the factors of its blocks, in fp32."""
+        if len(shape) != 2:
+            raise WeightsError(f"tensor {name} is {quantised.dtype} of {len(shape)} axes: block scales need a matrix")
+        scale_name = name + SCALE_SUFFIX
+        factors: Tensor = self._open(scale_name, tuple(-(-size // SCALE_BLOCK) for size in shape))[:]
+        self._settle(scale_name)
+        for dim, size in enumerate(shape):
+            part = cut.part if cut is not None and cut.dim == dim else range(size)
+            factors = factors.index_select(dim, torch.arange(part.start, part.stop) // SCALE_BLOCK)
+        return quantised.float() * factors.float()
+
+    def _settle(self, name: str) -> None:
+        if name in self._settled:
+            return
+        self._settled.add(name)
         if self._on_progress is not None:
-            self._on_progress(len(self._taken), len(self._file_of))
-        return tensor
+            self._on_progress(len(self._settled), len(self._file_of))
+
+
+def _index(cut: Cut) -> tuple[slice, ...]:
+    return (slice(None),) * cut.dim + (slice(cut.part.start, cut.part.stop),)

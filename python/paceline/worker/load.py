@@ -11,12 +11,14 @@ from tqdm import tqdm
 
 from paceline._core import WorkerCore
 from paceline.attention.contracts import Contract, check_backend, find_contract, static_faults
-from paceline.attention.kv_cache import KvCache, block_bytes
+from paceline.attention.kv_cache import KvCache, KvLayout
 from paceline.attention.reference import ReferenceAttention
 from paceline.errors import UsageError
+from paceline.models.causal_lm import CausalLM
 from paceline.models.config import ModelConfig, load_model_config
-from paceline.models.llama import LlamaForCausalLM
+from paceline.models.kv_layout import kv_layout
 from paceline.models.registry import build_model
+from paceline.parallel.context import Parallel
 from paceline.v1.worker_pb2 import Welcome, WorkerSettings
 from paceline.weights.loader import WeightReader
 from paceline.worker.arrays import StepArrays
@@ -36,7 +38,7 @@ class UnusableSettingsError(UsageError):
 class LoadedModel:
     """All that a step needs. `num_blocks` does not count the null block; `dtype` names what the model computes in."""
 
-    model: LlamaForCausalLM
+    model: CausalLM
     backend: ReferenceAttention
     core: WorkerCore
     arrays: StepArrays
@@ -55,18 +57,12 @@ def load(folder: Path, dp_rank: int, welcome: Welcome, on_progress: OnProgress) 
     config = load_model_config(folder)
     contract = check_settings(settings, config)
     dtype = compute_dtype(settings, config)
-    num_blocks = kv_block_count(settings, config, dtype)
+    parallel = Parallel.single(config.expert_count)
+    layout = kv_layout(config, parallel.tp)
+    num_blocks = kv_block_count(settings, layout, dtype)
     on_progress("allocating KV cache", 0, 1)
-    cache = KvCache(
-        layer_count=config.layer_count,
-        block_count=num_blocks + 1,
-        block_size=settings.block_size,
-        kv_head_count=config.kv_head_count,
-        head_size=config.head_size,
-        dtype=dtype,
-        device=torch.device(settings.device),
-    )
-    model = _read_weights(folder, config, settings, dtype, f"dp{dp_rank}", on_progress)
+    cache = KvCache(layout, block_count=num_blocks + 1, block_size=settings.block_size, dtype=dtype, device=settings.device)
+    model = _read_weights(folder, config, settings, dtype, parallel, f"dp{dp_rank}", on_progress)
     core = WorkerCore(
         dp_rank=dp_rank,
         group_ranks=list(welcome.group_dp_ranks),
@@ -132,17 +128,11 @@ def check_settings(settings: WorkerSettings, config: ModelConfig) -> Contract:
     return contract
 
 
-def kv_block_count(settings: WorkerSettings, config: ModelConfig, dtype: torch.dtype) -> int:
+def kv_block_count(settings: WorkerSettings, layout: KvLayout, dtype: torch.dtype) -> int:
     """KV blocks without the null block: as configured, else what the memory holds, never more than could be used."""
     if settings.num_blocks_override:
         return settings.num_blocks_override
-    bytes_per_block = block_bytes(
-        layer_count=config.layer_count,
-        block_size=settings.block_size,
-        kv_head_count=config.kv_head_count,
-        head_size=config.head_size,
-        dtype=dtype,
-    )
+    bytes_per_block = layout.block_bytes(settings.block_size, dtype)
     # One block of the memory is the null block.
     affordable = settings.kv_cache_memory_bytes // bytes_per_block - 1
     if affordable < 1:
@@ -155,8 +145,14 @@ def kv_block_count(settings: WorkerSettings, config: ModelConfig, dtype: torch.d
 
 
 def _read_weights(
-    folder: Path, config: ModelConfig, settings: WorkerSettings, dtype: torch.dtype, name: str, on_progress: OnProgress
-) -> LlamaForCausalLM:
+    folder: Path,
+    config: ModelConfig,
+    settings: WorkerSettings,
+    dtype: torch.dtype,
+    parallel: Parallel,
+    name: str,
+    on_progress: OnProgress,
+) -> CausalLM:
     stage = "loading weights"
     with tqdm(desc=f"{name}: {stage}", unit="tensor", leave=False, disable=None) as bar:
 
@@ -168,4 +164,4 @@ def _read_weights(
                 on_progress(stage, done, total)
 
         with WeightReader(folder, dtype=dtype, device=settings.device, on_progress=report) as weights:
-            return build_model(config, weights, settings.max_model_len)
+            return build_model(config, weights, settings.max_model_len, parallel)

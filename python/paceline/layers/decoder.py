@@ -1,0 +1,43 @@
+"""One decoder layer, whatever it attends and feeds forward with."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.attention.interface import AttentionBackend
+from paceline.layers.norm import Norm
+
+
+class Attention(Protocol):
+    """What a layer attends with."""
+
+    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], backend: AttentionBackend) -> Tensor:
+        """Attend for `x [tokens, hidden]`."""
+
+
+class FeedForward(Protocol):
+    """What a layer has behind its attention."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to `x [tokens, hidden]`."""
+
+
+class DecoderLayer:
+    """Norm, attention, norm, feed-forward, each added to the residual stream."""
+
+    __slots__ = ("attention", "feed_forward", "input_norm", "post_attention_norm")
+
+    def __init__(self, input_norm: Norm, attention: Attention, post_attention_norm: Norm, feed_forward: FeedForward) -> None:
+        """Take the parts."""
+        self.input_norm = input_norm
+        self.attention = attention
+        self.post_attention_norm = post_attention_norm
+        self.feed_forward = feed_forward
+
+    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], backend: AttentionBackend) -> Tensor:
+        """Run the layer on the residual stream `x [tokens, hidden]`, which is updated in place and returned."""
+        x += self.attention(self.input_norm(x), rotation, backend)
+        x += self.feed_forward(self.post_attention_norm(x))
+        return x
