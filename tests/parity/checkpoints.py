@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 VOCABULARY = 97
@@ -36,6 +38,45 @@ def make_checkpoint(folder: Path, family: str = "Llama", **fields: Any) -> torch
     words = {f"w{index}": index for index in range(VOCABULARY)}
     Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
     return model
+
+
+def make_drafting_checkpoint(folder: Path, family: str, drafter_layers: int, **fields: Any) -> torch.nn.Module:
+    """Save a random checkpoint with multi-token prediction layers; gives the transformers model without them.
+
+    Its last layers become those of the drafter, as they are named in published checkpoints.
+    """
+    layers = COMMON["num_hidden_layers"]
+    make_checkpoint(folder, family, **fields, num_hidden_layers=layers + drafter_layers)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    hidden = COMMON["hidden_size"]
+    for layer in range(layers, layers + drafter_layers):
+        prefix = f"model.layers.{layer}"
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            tensors[f"{prefix}.{name}.weight"] = 1 + 0.5 * torch.randn(hidden)
+        tensors[f"{prefix}.eh_proj.weight"] = 0.1 * torch.randn(hidden, 2 * hidden)
+        tensors[f"{prefix}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors[f"{prefix}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, path, metadata={"format": "pt"})
+    edit_config(folder, num_hidden_layers=layers, num_nextn_predict_layers=drafter_layers)
+    return load_drafting_oracle(folder, family)
+
+
+def load_drafting_oracle(folder: Path, family: str) -> torch.nn.Module:
+    """Load a checkpoint so that transformers finds its drafting layers: by the numbers that they have in it."""
+    config = json.loads((folder / "config.json").read_text())
+    first, count = config["num_hidden_layers"], config["num_nextn_predict_layers"]
+    base = getattr(transformers, f"{family}ForCausalLM")
+    patterns = [rf"model\.layers\.{layer}\..*" for layer in range(first, first + count)]
+    kind = type(base.__name__, (base,), {"_keys_to_ignore_on_load_unexpected": patterns})
+    model: torch.nn.Module = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    return model
+
+
+def edit_config(folder: Path, **fields: Any) -> None:
+    """Change fields of a checkpoint's `config.json`."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def _corrections(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
