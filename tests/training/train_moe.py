@@ -1,6 +1,6 @@
 """Train the mixture-of-experts demo and write it as a model folder. See README.md beside this file.
 
-    PYTHONPATH=tests python -m training.train_moe --output /tmp/moe
+PYTHONPATH=tests python -m training.train_moe --output /tmp/moe
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def loss_of(network: model.Model, tokens: Tensor, depth: int) -> tuple[Tensor, l
     logits = network(tokens[:, :-1], depth)
     length = logits[0].shape[1]
     losses = [
-        F.cross_entropy(values.flatten(0, 1), tokens[:, index + 1 : index + 1 + length].flatten()) for index, values in enumerate(logits)
+        F.cross_entropy(values.flatten(0, 1), tokens[:, index + 1 : index + 1 + length].flatten())
+        for index, values in enumerate(logits)
     ]
     drafts = torch.stack(losses[1:]).mean() if depth else losses[0].new_zeros(())
     return losses[0] + _DRAFT_WEIGHT * drafts, losses
@@ -161,15 +162,19 @@ def tell_acceptance(output: Path, name: str, result: Acceptance) -> None:
     """Log what `measure` found."""
     for drafts, counts in result.by_drafts.items():
         shares = ", ".join(f"{accepted}/{drafted} = {accepted / drafted:.3f}" for accepted, drafted in counts)
-        say(output, f"acceptance, {name}, {drafts} drafts a step: by position {shares}; tokens a step {result.tokens_a_step(drafts):.2f}")
+        say(
+            output,
+            f"acceptance, {name}, {drafts} drafts a step: by position {shares}; tokens a step {result.tokens_a_step(drafts):.2f}",
+        )
 
 
 def _header(trainer: Trainer, documents: list[str], tokenizer: Tokenizer) -> list[str]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     digests = [f"data {name} sha256 {hashlib.sha256((corpus.TEXT / name).read_bytes()).hexdigest()}" for name in corpus.SOURCES]
     tokens = sum(len(encoding.ids) + 1 for encoding in tokenizer.encode_batch(documents))
+    environment = f"torch {torch.__version__}; threads {torch.get_num_threads()}; seed {_SEED}"
     return [
-        f"command {' '.join(sys.argv[1:])}; commit {commit}; torch {torch.__version__}; threads {torch.get_num_threads()}; seed {_SEED}",
+        f"command {' '.join(sys.argv[1:])}; commit {commit}; {environment}",
         *digests,
         f"documents {len(documents)}, tokens {tokens}, vocabulary {tokenizer.get_vocab_size()}",
         f"parameters {sum(parameter.numel() for parameter in trainer.network.parameters())}; {trainer.phases}",
