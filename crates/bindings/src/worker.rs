@@ -2,7 +2,7 @@
 
 use numpy::ndarray::Axis;
 use numpy::{PyReadonlyArray2, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
-use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
+use paceline_plan::arrays::{Extent, PassArrays, fill_target};
 use paceline_plan::seats::{SeatTable, StepHeader, WorkerStep};
 use paceline_plan::{DpRank, Epoch, Error, GroupId, StepId, WorkerLimits, to_bytes};
 use paceline_sampling::{Sampler, Scratch};
@@ -132,7 +132,7 @@ impl WorkerCore {
         }
         // Every entry is rewritten in every step, so that nothing which others left in the arrays survives.
         let mut extent = Extent { rows: kv_lens.len(), tokens: input_ids.len() };
-        let mut arrays = TargetArrays {
+        let mut arrays = PassArrays {
             input_ids: input_ids.as_slice_mut()?,
             positions: positions.as_slice_mut()?,
             slots: slots.as_slice_mut()?,
