@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from e2e.conftest import StartFleet
+from .conftest import StartFleet
 
 LIMIT_S = 60
 
@@ -51,7 +51,8 @@ def test_a_batch_goes_on_where_it_was_cut(start_fleet: StartFleet, tmp_path: Pat
 
     answers.write_text("\n".join(whole[:4]) + "\n" + whole[4][:30])
     done = paceline("batch", "--url", daemon.url, requests, answers)
-    assert done.returncode == 0 and "4 answered before" in done.stderr
+    assert done.returncode == 0
+    assert "4 answered before" in done.stderr
     assert len(answers.read_text().splitlines()) == 6
 
 
@@ -61,7 +62,8 @@ def test_a_chat_is_held_in_the_terminal(start_fleet: StartFleet) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"tiny at {daemon.url}.")
     once = paceline("chat", "--url", daemon.url, "--max-tokens", "4", "--temperature", "0", "hello")
-    assert once.returncode == 0 and once.stdout.strip()
+    assert once.returncode == 0
+    assert once.stdout.strip()
     assert once.stdout.strip() in done.stdout
 
 
