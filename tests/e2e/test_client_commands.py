@@ -70,5 +70,5 @@ def test_a_chat_is_held_in_the_terminal(start_fleet: StartFleet) -> None:
 def test_no_server_is_one_line_and_no_traceback() -> None:
     for command in (["bench"], ["chat", "hello"]):
         done = paceline(*command, "--url", "http://127.0.0.1:1")
-        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
         assert "http://127.0.0.1:1" in done.stderr
