@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.layers import moe
 from parity.checkpoints import edit_config, logits_of, make_checkpoint, quantise_to_fp8, random_tokens
 from parity.families import CASES, DEEPSEEK, EXPERTS, LLAMA3_ROPE, LONGROPE, PHIMOE
 from parity.paged import BLOCK_SIZE, PagedModel
@@ -113,8 +114,23 @@ def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
     assert (logits - exact).abs().mean() < 2 * (expected - exact).abs().mean() + 1e-3
 
 
+@pytest.mark.parametrize("case", ["qwen3-moe", "mixtral", "phimoe", "deepseek", "glm"])
+def test_large_experts(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe, "FUSED_ELEMENTS", 0)
+    family, fields = CASES[case]
+    oracle = make_checkpoint(tmp_path, family, **fields)
+    paged = PagedModel(tmp_path)
+    tokens, blocks = random_tokens(33, seed=10), list(range(1, 10))
+    got = torch.cat([paged.run([(tokens[begin:end], begin, blocks)])[0] for begin, end in ((0, 30), (30, 31), (31, 33))])
+    assert_close(got, logits_of(oracle, tokens))
+
+
+@pytest.mark.parametrize("fused_elements", [0, moe.FUSED_ELEMENTS])
 @pytest.mark.parametrize("family", ["Mixtral", "DeepseekV3", "Phimoe"])
-def test_padding_visits_no_expert_and_changes_no_bit(family: str, tmp_path: Path) -> None:
+def test_padding_visits_no_expert_and_changes_no_bit(
+    family: str, fused_elements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moe, "FUSED_ELEMENTS", fused_elements)
     fields = {"Mixtral": EXPERTS, "DeepseekV3": DEEPSEEK, "Phimoe": {**PHIMOE, "sliding_window": 8}}[family]
     make_checkpoint(tmp_path, family, **fields)
     tokens = [random_tokens(20, seed=3), random_tokens(24, seed=4)]
