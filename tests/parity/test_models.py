@@ -104,8 +104,10 @@ def test_older_spelling_of_rope_gives_the_same_logits(tmp_path: Path) -> None:
     assert_close(PagedModel(tmp_path).run([(tokens, 0, list(range(1, 16)))])[0], logits_of(oracle, tokens))
 
 
-def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
-    oracle = make_checkpoint(tmp_path)
+@pytest.mark.parametrize("case", ["llama", "mixtral", "phimoe", "deepseek", "glm"])
+def test_bf16_stays_near_fp32(case: str, tmp_path: Path) -> None:
+    family, fields = CASES[case]
+    oracle = make_checkpoint(tmp_path, family, **fields)
     tokens = random_tokens(40, seed=6)
     logits = PagedModel(tmp_path, torch.bfloat16).run([(tokens, 0, list(range(1, 11)))])[0]
     expected = logits_of(oracle.to(torch.bfloat16), tokens).float()

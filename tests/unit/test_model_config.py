@@ -78,7 +78,7 @@ def test_fp8_of_128_by_128_is_read() -> None:
 def test_experts_of_the_other_families() -> None:
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     mixtral = parse(architectures=["MixtralForCausalLM"], **experts, sliding_window=100)
-    phimoe = parse(architectures=["PhimoeForCausalLM"], **experts, lm_head_bias=True, attention_bias=True)
+    phimoe = parse(architectures=["PhiMoEForCausalLM"], **experts, lm_head_bias=True, attention_bias=True)
     qwen = parse(
         architectures=["Qwen3MoeForCausalLM"], num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, decoder_sparse_step=2
     )
@@ -88,6 +88,7 @@ def test_experts_of_the_other_families() -> None:
     assert qwen.moe is not None
     assert glm.moe is not None
     assert (mixtral.moe.routing, mixtral.moe.normalises, mixtral.sliding_window) == ("softmax", True, 100)
+    assert phimoe.architecture == "PhimoeForCausalLM"
     assert (phimoe.moe.routing, phimoe.moe.jitter, phimoe.head_bias, phimoe.output_bias) == ("sparsemixer", 0.01, True, True)
     assert (qwen.moe.is_sparse, qwen.moe.normalises, qwen.qk_norm, qwen.sliding_window) == ((False, True), False, True, 0)
     assert (glm.rope.rotary_factor, glm.qk_norm, glm.output_bias, glm.latent) == (0.5, True, False, None)
