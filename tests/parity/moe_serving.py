@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from parity.moe_configurations import Configuration
+from parity.moe_configurations import MODEL_LEN, Configuration
 from parity.reference import Continuation, continuations_of
 from parity.serving import counter, greedy, sampled
 from support.daemon import Daemon
@@ -40,12 +41,13 @@ COUNTERS = (
 
 @cache
 def expected(count: int) -> list[Continuation]:
-    """Greedy fp32 continuations of held-out questions by `transformers`."""
+    """Greedy fp32 continuations of the first held-out questions that fit every configuration, by `transformers`."""
     folder = demo_folder("moe")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    lines = HELD_OUT.read_text().splitlines()[:count]
-    prompts = [tokenizer(f"Question: {json.loads(line)['question']}\nAnswer:").input_ids for line in lines]
-    return continuations_of(folder, prompts, NEW_TOKENS)
+    questions = (json.loads(line)["question"] for line in HELD_OUT.read_text().splitlines())
+    prompts = (tokenizer(f"Question: {question}\nAnswer:").input_ids for question in questions)
+    fitting = (prompt for prompt in prompts if len(prompt) + NEW_TOKENS <= MODEL_LEN)
+    return continuations_of(folder, list(islice(fitting, count)), NEW_TOKENS)
 
 
 def serve(daemon: Daemon, configuration: Configuration, prompts: list[list[int]]) -> Served:
