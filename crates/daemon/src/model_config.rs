@@ -48,11 +48,11 @@ impl ModelConfig {
         let refused = |field: &str, heads: u32| {
             Failure::Usage(format!("--tensor-parallel-size is {tp_size}, it must divide {field} of the model, {heads}"))
         };
-        if let Some(heads) = self.num_attention_heads.filter(|heads| heads % tp_size != 0) {
+        if let Some(heads) = self.num_attention_heads.filter(|heads| !heads.is_multiple_of(tp_size)) {
             return Err(refused("num_attention_heads", heads));
         }
         // Fewer key heads than workers: some workers hold the same one.
-        let uneven = |heads: &u32| heads % tp_size != 0 && (*heads == 0 || tp_size % heads != 0);
+        let uneven = |heads: &u32| !heads.is_multiple_of(tp_size) && !tp_size.is_multiple_of(*heads);
         match self.num_key_value_heads.filter(uneven) {
             Some(heads) if self.kv_lora_rank.is_none() => Err(refused("num_key_value_heads", heads)),
             _ => Ok(()),

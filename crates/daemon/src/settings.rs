@@ -170,7 +170,8 @@ impl Settings {
         }
         if let Some(Speculation { method, k, .. }) = &self.speculation {
             let method = if *method == Method::Mtp { "draft layers" } else { "n-grams" };
-            words.push_str(&format!(", up to {k} drafts by {method}"));
+            let noun = if *k == 1 { "draft" } else { "drafts" };
+            words.push_str(&format!(", up to {k} {noun} by {method}"));
         }
         words
     }

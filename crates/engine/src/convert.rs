@@ -88,7 +88,7 @@ pub(crate) fn status(fleet: &Fleet) -> FleetStatus {
     let balance = stats.as_ref().map_or((0, 0), |stats| (stats.balance_real_tokens, stats.balance_largest_tokens));
     FleetStatus {
         ready: fleet.is_ready(),
-        ranks: fleet.ranks().into_iter().map(|rank| rank_status(rank, stats.as_ref())).collect(),
+        ranks: fleet.ranks().iter().map(|rank| rank_status(rank, stats.as_ref())).collect(),
         waiting: stats.as_ref().map_or(0, |stats| stats.waiting as usize),
         counters: FleetCounters {
             steps: counters.steps,
@@ -117,7 +117,7 @@ const fn rank_state(state: FleetRankState) -> RankState {
     }
 }
 
-fn rank_status(rank: paceline_fleet::RankStatus, stats: Option<&Stats>) -> RankStatus {
+fn rank_status(rank: &paceline_fleet::RankStatus, stats: Option<&Stats>) -> RankStatus {
     let (dp_rank, state, restarts) = (rank.dp_rank.get(), rank_state(rank.state), rank.restarts);
     let workers = rank.workers.iter();
     let workers = workers.map(|worker| WorkerStatus { tp_rank: worker.tp_rank, state: rank_state(worker.state) });

@@ -1,6 +1,7 @@
 //! Steps out, replies and refusals in.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use paceline_plan::{DpRank, Epoch, StepId, StepReply};
 use paceline_scheduler::Output;
@@ -20,7 +21,7 @@ struct False {
 }
 
 impl False {
-    fn new(place: Place, field: &'static str, expected: impl ToString, got: impl ToString) -> Self {
+    fn new(place: Place, field: &'static str, expected: impl Display, got: impl Display) -> Self {
         Self { place, field, expected: expected.to_string(), got: got.to_string() }
     }
 }
