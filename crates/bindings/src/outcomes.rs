@@ -3,7 +3,7 @@
 use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, WorkerStep};
 use paceline_plan::{LogitsWanted, Row, TokenLogprobs};
 use paceline_sampling::ngram::{self, NgramLengths};
-use paceline_sampling::{Error, Sampler, Scratch};
+use paceline_sampling::{Context, Error, Sampler, Scratch};
 
 /// An unusable row of a step.
 pub(crate) struct RowError {
@@ -46,7 +46,9 @@ fn sample_row(
         LogitsWanted::Last | LogitsWanted::All => (&logits[logits.len() - 1..], &[][..]),
         LogitsWanted::Verify => (logits, &state.drafts()[..row.drafts as usize]),
     };
-    let produced = sampler.produce(logits, drafts, state.known().into(), scratch)?;
+    let context =
+        Context { prompt_len: state.prompt_len().into(), index: state.known().into(), tokens: state.tokens() };
+    let produced = sampler.produce(logits, drafts, &context, scratch)?;
     let entries = produced.emitted.iter().zip(&produced.logprobs).map(|(token_id, found)| TokenLogprobs {
         token_ids: std::iter::once(*token_id).chain(found.top.iter().map(|(id, _)| *id)).collect(),
         logprob_bits: std::iter::once(found.sampled)

@@ -17,7 +17,7 @@ pub(crate) fn spec(id: u64, request: GenerateRequest) -> RequestSpec {
         stop_token_ids: request.stop_token_ids,
         pinned: request.dp_rank.map(DpRank::new),
         priority: request.priority,
-        history: false,
+        history: request.sampling.adjust.needs_history(),
     }
 }
 

@@ -6,9 +6,10 @@ use paceline_engine::{GenerateRequest, ModelLimits, SamplingParams};
 use paceline_sampling::choice_seed;
 use paceline_text::{SpecialTokens, Tokenizer};
 
-use super::call::{Call, MaxTokens, Prompt, SamplingFields, Stopping};
+use super::call::{Call, MaxTokens, Prompt, Stopping};
 use super::generation::Generation;
 use super::record::CallRecord;
+use super::sampling::sampling_params;
 use super::sequence::{Sequence, SequenceOptions};
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
@@ -29,8 +30,8 @@ pub(crate) async fn admit(app: &App, call: Call, record: CallRecord) -> Result<G
 
 async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<(Vec<Sequence>, usize), ApiError> {
     let limits = known_limits(app)?;
-    let sampling = sampling(&call.sampling, app)?;
     let vocab_size = vocab_size(&limits, &app.options.tokenizer);
+    let sampling = sampling_params(app, &call.sampling, &call.stopping, vocab_size)?;
     check_counts(&call)?;
     check_stopping(&call.stopping, vocab_size)?;
     if let Some(dp_rank) = call.dp_rank.filter(|rank| *rank >= limits.dp_size) {
@@ -42,17 +43,19 @@ async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<(Ve
     for prompt in &prompts {
         check_prompt(prompt, call.prompt_field, vocab_size)?;
         let max_new_tokens = max_new_tokens(&call, prompt.len(), &limits)?;
+        check_min_tokens(call.sampling.min_tokens, max_new_tokens)?;
         let seed = call.sampling.seed.unwrap_or_else(rand::random);
         if call.sampling.seed.is_none() {
             tracing::debug!(request_id = call.id, seed, "seed drawn");
         }
         for choice in 0..call.choices {
+            let seed = choice_seed(seed, choice, call.choices);
             requests.push(GenerateRequest {
                 request_id: call.id.clone(),
                 prompt_token_ids: prompt.clone(),
                 max_new_tokens,
                 stop_token_ids: stop_token_ids(&call.stopping, app),
-                sampling: SamplingParams { seed: choice_seed(seed, choice, call.choices), ..sampling },
+                sampling: SamplingParams { seed, ..sampling.clone() },
                 dp_rank: call.dp_rank,
                 priority: call.priority,
             });
@@ -75,6 +78,7 @@ async fn submit(app: &App, call: &Call, requests: Vec<GenerateRequest>) -> Resul
             stop_token_ids: call.stopping.stop_token_ids.clone(),
             include_stop: call.stopping.include_stop,
             logprobs: call.sampling.logprobs.is_some(),
+            min_tokens: call.sampling.min_tokens,
         };
         let tokenizer = &app.options.tokenizer;
         let decoder = tokenizer.decoder(special, &request.prompt_token_ids);
@@ -118,25 +122,6 @@ fn vocab_size(limits: &ModelLimits, tokenizer: &Tokenizer) -> u32 {
     if limits.vocab_size == 0 { tokenizer } else { limits.vocab_size.min(tokenizer) }
 }
 
-fn sampling(fields: &SamplingFields, app: &App) -> Result<SamplingParams, ApiError> {
-    let model = &app.options.sampling_defaults;
-    let neutral = SamplingParams::default();
-    let params = SamplingParams {
-        temperature: fields.temperature.or(model.temperature).unwrap_or(neutral.temperature),
-        top_p: fields.top_p.or(model.top_p).unwrap_or(neutral.top_p),
-        top_k: fields.top_k.or(model.top_k).unwrap_or(neutral.top_k),
-        min_p: fields.min_p.or(model.min_p).unwrap_or(neutral.min_p),
-        seed: neutral.seed,
-        logprobs: fields.logprobs,
-    };
-    params.validate().map_err(|error| ApiError {
-        kind: Kind::Invalid,
-        message: error.to_string(),
-        param: error.field().map(str::to_owned),
-    })?;
-    Ok(params)
-}
-
 fn check_counts(call: &Call) -> Result<(), ApiError> {
     let prompts = call.prompts.len();
     if prompts == 0 || prompts > PROMPTS_MAX {
@@ -174,6 +159,15 @@ fn check_stopping(stopping: &Stopping, vocab_size: u32) -> Result<(), ApiError> 
         return Err(ApiError::invalid(field, format!("{field} must be at least 1, got 0")));
     }
     Ok(())
+}
+
+/// No choice can be held open for longer than it may run.
+fn check_min_tokens(min_tokens: u32, max_new_tokens: u32) -> Result<(), ApiError> {
+    if min_tokens <= max_new_tokens {
+        return Ok(());
+    }
+    let message = format!("min_tokens={min_tokens} is more than the {max_new_tokens} tokens that may be produced");
+    Err(ApiError::invalid("min_tokens", message))
 }
 
 fn check_prompt(prompt: &[u32], field: &'static str, vocab_size: u32) -> Result<(), ApiError> {
@@ -224,7 +218,7 @@ fn max_new_tokens(call: &Call, prompt_tokens: usize, limits: &ModelLimits) -> Re
     }
 }
 
-fn stop_token_ids(stopping: &Stopping, app: &App) -> Vec<u32> {
+pub(super) fn stop_token_ids(stopping: &Stopping, app: &App) -> Vec<u32> {
     let mut ids = stopping.stop_token_ids.clone();
     if !stopping.ignore_eos {
         ids.extend_from_slice(&app.options.tokenizer.settings().eos_token_ids);

@@ -25,7 +25,7 @@ pub(crate) enum MaxTokens {
 }
 
 /// Sampling fields; what is absent falls back to the model's defaults.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct SamplingFields {
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
@@ -34,6 +34,17 @@ pub(crate) struct SamplingFields {
     pub(crate) seed: Option<u64>,
     /// Likeliest tokens reported with each token; `Some(0)` reports the sampled one only.
     pub(crate) logprobs: Option<u32>,
+    /// As `logprobs`, for the tokens of the prompt.
+    pub(crate) prompt_logprobs: Option<u32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    pub(crate) allowed_token_ids: Option<Vec<u32>>,
+    /// Texts that must not come about.
+    pub(crate) bad_words: Vec<String>,
+    /// Tokens of output before it may end by a token or a stop string.
+    pub(crate) min_tokens: u32,
 }
 
 /// What ends a choice.

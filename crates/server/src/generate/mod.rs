@@ -8,6 +8,7 @@ mod admission;
 mod call;
 mod generation;
 mod record;
+mod sampling;
 mod sequence;
 
 pub(crate) use admission::admit;

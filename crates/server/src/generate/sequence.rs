@@ -64,6 +64,8 @@ pub(crate) struct SequenceOptions {
     pub(crate) stop_token_ids: Vec<u32>,
     pub(crate) include_stop: bool,
     pub(crate) logprobs: bool,
+    /// Stop strings count only in what follows this many tokens.
+    pub(crate) min_tokens: u32,
 }
 
 /// A running choice. Dropping it aborts its request.
@@ -75,6 +77,8 @@ pub(crate) struct Sequence {
     /// Decodes each token's own text, for log-probabilities.
     pieces: IncrementalDecoder,
     text_offset: usize,
+    /// Tokens decoded so far.
+    decoded: u32,
     options: SequenceOptions,
 }
 
@@ -86,7 +90,7 @@ impl Sequence {
         options: SequenceOptions,
     ) -> Self {
         let stops = StopMatcher::new(&options.stops, options.include_stop);
-        Self { stream: Some(stream), decoder, stops, pieces, text_offset: 0, options }
+        Self { stream: Some(stream), decoder, stops, pieces, text_offset: 0, decoded: 0, options }
     }
 
     /// What comes next; `None` after the end.
@@ -120,6 +124,11 @@ impl Sequence {
                 delta.pieces.push(piece);
             }
             if hidden {
+                continue;
+            }
+            self.decoded += 1;
+            if self.decoded <= self.options.min_tokens {
+                self.decoder.push(token_id, &mut delta.text).map_err(|error| decode_error(&error))?;
                 continue;
             }
             let mut fresh = String::new();

@@ -101,6 +101,7 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
             min_p: sampling.min_p,
             seed: sampling.seed,
             logprobs: message.logprobs,
+            ..SamplingFields::default()
         },
         stopping: Stopping {
             max_tokens: stopping

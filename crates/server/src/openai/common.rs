@@ -46,12 +46,20 @@ impl Common {
             min_p: fields.number("min_p")?,
             seed: seed(fields)?,
             logprobs: None,
+            prompt_logprobs: None,
+            presence_penalty: fields.number("presence_penalty")?,
+            frequency_penalty: fields.number("frequency_penalty")?,
+            repetition_penalty: fields.number("repetition_penalty")?,
+            logit_bias: logit_bias(fields)?,
+            allowed_token_ids: token_ids(fields, "allowed_token_ids")?,
+            bad_words: texts(fields, "bad_words")?,
+            min_tokens: fields.count("min_tokens", 0)?.unwrap_or(0),
         };
         let common = Self {
             model,
             sampling,
-            stop: stop_strings(fields)?,
-            stop_token_ids: stop_token_ids(fields)?,
+            stop: texts(fields, "stop")?,
+            stop_token_ids: token_ids(fields, "stop_token_ids")?.unwrap_or_default(),
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
             include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
             skip_special_tokens: fields.boolean("skip_special_tokens")?.unwrap_or(true),
@@ -98,27 +106,49 @@ fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
     Ok(i32::try_from(priority).expect("checked against the range"))
 }
 
-fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    match fields.take("stop") {
+/// One text or an array of them.
+fn texts(fields: &mut Fields, field: &'static str) -> Result<Vec<String>, ApiError> {
+    const FORMS: &str = "a string or an array of strings";
+    match fields.take(field) {
         None => Ok(Vec::new()),
-        Some(Value::String(stop)) => Ok(vec![stop]),
-        Some(Value::Array(stops)) => stops
+        Some(Value::String(text)) => Ok(vec![text]),
+        Some(Value::Array(texts)) => texts
             .into_iter()
-            .map(|stop| match stop {
-                Value::String(stop) => Ok(stop),
-                other => Err(wrong_type("stop", "a string or an array of strings", &other)),
+            .map(|text| match text {
+                Value::String(text) => Ok(text),
+                other => Err(wrong_type(field, FORMS, &other)),
             })
             .collect(),
-        Some(other) => Err(wrong_type("stop", "a string or an array of strings", &other)),
+        Some(other) => Err(wrong_type(field, FORMS, &other)),
     }
 }
 
-fn stop_token_ids(fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
-    match fields.take("stop_token_ids") {
-        None => Ok(Vec::new()),
-        Some(Value::Array(ids)) => ids.iter().map(|id| token_id(id, "stop_token_ids")).collect(),
-        Some(other) => Err(wrong_type("stop_token_ids", "an array of token ids", &other)),
+fn token_ids(fields: &mut Fields, field: &'static str) -> Result<Option<Vec<u32>>, ApiError> {
+    match fields.take(field) {
+        None => Ok(None),
+        Some(Value::Array(ids)) => ids.iter().map(|id| token_id(id, field)).collect::<Result<_, _>>().map(Some),
+        Some(other) => Err(wrong_type(field, "an array of token ids", &other)),
     }
+}
+
+/// JSON has string keys only: each is a token id in digits.
+fn logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
+    const FIELD: &str = "logit_bias";
+    let entries = match fields.take(FIELD) {
+        None => return Ok(Vec::new()),
+        Some(Value::Object(entries)) => entries,
+        Some(other) => return Err(wrong_type(FIELD, "an object of token ids and biases", &other)),
+    };
+    let mut biases = Vec::with_capacity(entries.len());
+    for (key, value) in entries {
+        let token_id = key.parse().map_err(|_| {
+            let shown: String = key.chars().take(40).collect();
+            ApiError::invalid(FIELD, format!("the key \"{shown}\" of logit_bias is not a token id of the vocabulary"))
+        })?;
+        let bias = value.as_f64().ok_or_else(|| wrong_type(FIELD, "an object of numbers", &value))?;
+        biases.push((token_id, bias as f32));
+    }
+    Ok(biases)
 }
 
 fn stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
