@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 VOCABULARY = 97
@@ -24,6 +27,8 @@ COMMON = {
 
 def make_checkpoint(folder: Path, family: str = "Llama", **fields: Any) -> torch.nn.Module:
     """Save a random checkpoint of `family` with a tokenizer; gives the transformers model that made it."""
+    # Threads that spin at barriers crawl where the machine is busy with other work.
+    torch.set_num_threads(1)
     torch.manual_seed(7)
     config = getattr(transformers, f"{family}Config")(**{**COMMON, **fields})
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval().to(torch.float32)
@@ -36,6 +41,69 @@ def make_checkpoint(folder: Path, family: str = "Llama", **fields: Any) -> torch
     words = {f"w{index}": index for index in range(VOCABULARY)}
     Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
     return model
+
+
+def make_drafting_checkpoint(folder: Path, family: str, drafter_layers: int, **fields: Any) -> torch.nn.Module:
+    """Save a random checkpoint with multi-token prediction layers; gives the transformers model without them.
+
+    Its last layers become those of the drafter, as they are named in published checkpoints.
+    """
+    layers = COMMON["num_hidden_layers"]
+    make_checkpoint(folder, family, **fields, num_hidden_layers=layers + drafter_layers)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    hidden = COMMON["hidden_size"]
+    for layer in range(layers, layers + drafter_layers):
+        prefix = f"model.layers.{layer}"
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            tensors[f"{prefix}.{name}.weight"] = 1 + 0.5 * torch.randn(hidden)
+        tensors[f"{prefix}.eh_proj.weight"] = 0.1 * torch.randn(hidden, 2 * hidden)
+        tensors[f"{prefix}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors[f"{prefix}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, path, metadata={"format": "pt"})
+    edit_config(folder, num_hidden_layers=layers, num_nextn_predict_layers=drafter_layers)
+    return load_drafting_oracle(folder, family)
+
+
+def load_drafting_oracle(folder: Path, family: str) -> torch.nn.Module:
+    """Load a checkpoint so that transformers finds its drafting layers: by the numbers that they have in it."""
+    config = json.loads((folder / "config.json").read_text())
+    first, count = config["num_hidden_layers"], config["num_nextn_predict_layers"]
+    base = getattr(transformers, f"{family}ForCausalLM")
+    patterns = [rf"model\.layers\.{layer}\..*" for layer in range(first, first + count)]
+    kind = type(base.__name__, (base,), {"_keys_to_ignore_on_load_unexpected": patterns})
+    model: torch.nn.Module = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    return model
+
+
+def quantise_to_fp8(folder: Path, twin: Path) -> None:
+    """Turn the matrices of a checkpoint's layers into FP8 with a factor per block of 128 x 128; routers stay as they are.
+
+    The checkpoint in `twin` gets the same numbers in fp32.
+    """
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    plain = dict(tensors)
+    for name, tensor in list(tensors.items()):
+        if tensor.dim() != 2 or "layers" not in name or name.endswith("mlp.gate.weight"):
+            continue
+        factors = torch.empty(*(-(-size // 128) for size in tensor.shape))
+        quantised = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn)
+        plain[name] = torch.empty_like(tensor)
+        for row, column in itertools.product(*(range(count) for count in factors.shape)):
+            block = (slice(row * 128, row * 128 + 128), slice(column * 128, column * 128 + 128))
+            factors[row, column] = tensor[block].abs().max() / 448
+            quantised[block] = (tensor[block] / factors[row, column]).to(torch.float8_e4m3fn)
+            plain[name][block] = quantised[block].float() * factors[row, column]
+        tensors[name], tensors[f"{name}_scale_inv"] = quantised, factors
+    save_file(tensors, path, metadata={"format": "pt"})
+    save_file(plain, twin / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(folder: Path, **fields: Any) -> None:
+    """Change fields of a checkpoint's `config.json`."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def _corrections(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

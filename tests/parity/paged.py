@@ -13,10 +13,14 @@ from paceline.models.config import load_model_config
 from paceline.models.kv_layout import kv_layout
 from paceline.models.registry import build_model
 from paceline.parallel.context import Parallel
+from paceline.parallel.exchange import PassTokens
 from paceline.weights.loader import WeightReader
 
+# Token ids, tokens computed before, blocks.
+Row = tuple[list[int], int, list[int]]
+
 BLOCK_SIZE = 4
-TABLE_WIDTH = 32
+TABLE_WIDTH = 64
 
 
 class PagedModel:
@@ -30,24 +34,40 @@ class PagedModel:
         *,
         parallel: Parallel | None = None,
         drafter_layers: int = 0,
-        max_positions: int = TABLE_WIDTH * BLOCK_SIZE,
+        max_positions: int = 128,
     ) -> None:
         config = load_model_config(folder)
         parallel = parallel or Parallel.single(config.expert_count)
         with WeightReader(folder, dtype=dtype) as weights:
             self.model = build_model(config, weights, max_positions, parallel, drafter_layers)
+        self.exchange = parallel.exchange
         layout = kv_layout(config, parallel.tp, drafter_layers)
         self.cache = KvCache(layout, block_count=block_count, block_size=BLOCK_SIZE, dtype=dtype)
         self.backend = ReferenceAttention(self.cache)
 
-    def run(
-        self, rows: list[tuple[list[int], int, list[int]]], padding_rows: int = 0, padding_token: int = 0
-    ) -> list[torch.Tensor]:
-        """Run one pass. A row is (token ids, tokens computed before, blocks); gives logits `[tokens, vocabulary]` per row.
+    def run(self, rows: list[Row], padding_rows: int = 0, padding_token: int = 0) -> list[torch.Tensor]:
+        """Run one pass of the target; gives logits `[tokens, vocabulary]` per row.
 
         Padding rows are of the first row's length, on the null block, and come last. A `padding_token` other than 0 is
         poison: its positions are wrong too.
         """
+        return [self.model.logits(hidden) for hidden in self.hidden_states(rows, padding_rows, padding_token)]
+
+    def hidden_states(self, rows: list[Row], padding_rows: int = 0, padding_token: int = 0) -> list[torch.Tensor]:
+        """As `run`, for the hidden states."""
+        token_ids, positions, starts = self._prepare(rows, padding_rows, padding_token)
+        return _by_row(self.model.hidden_states(token_ids, positions, self.backend), starts, len(rows))
+
+    def draft(self, layer: int, rows: list[Row], previous: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run drafting layer `layer` on rows of shifted tokens; gives hidden states per row."""
+        drafter = self.model.drafter
+        assert drafter is not None
+        token_ids, positions, starts = self._prepare(rows, 0, 0)
+        hidden = drafter.hidden_states(layer, token_ids, positions, torch.cat(previous), self.backend)
+        return _by_row(hidden, starts, len(rows))
+
+    def _prepare(self, rows: list[Row], padding_rows: int, padding_token: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        """Give the backend a batch; gives token ids, positions and where rows start."""
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -79,7 +99,12 @@ class PagedModel:
                 slots=torch.tensor(slots),
             )
         )
-        hidden = self.model.hidden_states(torch.tensor(token_ids), torch.tensor(positions), self.backend)
-        logits = self.model.logits(hidden)
-        assert torch.isfinite(logits).all()
-        return [logits[starts[index] : starts[index + 1]] for index in range(len(rows))]
+        is_request = torch.tensor([slot >= 0 for slot in slots])
+        self.exchange.prepare(PassTokens("eager", len(slots), (len(slots),), is_request))
+        return torch.tensor(token_ids), torch.tensor(positions), starts
+
+
+def _by_row(hidden: torch.Tensor, starts: list[int], row_count: int) -> list[torch.Tensor]:
+    """Cut a pass's output into its rows; padding is dropped, but must be finite too."""
+    assert torch.isfinite(hidden).all()
+    return [hidden[starts[index] : starts[index + 1]] for index in range(row_count)]

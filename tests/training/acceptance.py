@@ -59,7 +59,10 @@ def measure(network: Model, tokenizer: Tokenizer, temperature: float) -> Accepta
         texts.append(tokenizer.decode(new))
         # hits[i][j]: pass j + 1, fed up to the new token i, guesses the new token i + j + 1.
         hits = [
-            [_guess(passes, noise, row, len(prompt), i, j, temperature) == new[i + j + 1] for j in range(min(MOST_DRAFTS, len(new) - i - 1))]
+            [
+                _guess(passes, noise, row, len(prompt), i, j, temperature) == new[i + j + 1]
+                for j in range(min(MOST_DRAFTS, len(new) - i - 1))
+            ]
             for i in range(len(new))
         ]
         for drafts, found in counts.items():

