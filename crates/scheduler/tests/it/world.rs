@@ -142,6 +142,7 @@ impl World {
             pinned: None,
             priority: 0,
             history: true,
+            prompt_logprobs: false,
         }
     }
 

@@ -9,8 +9,8 @@ pub(crate) enum Prompt {
     Text { text: String, add_special_tokens: bool },
     /// Token ids as they are.
     Tokens(Vec<u32>),
-    /// A conversation for the model's chat template.
-    Chat(ChatInput),
+    /// A conversation for the model's chat template, which writes its own special tokens.
+    Chat { input: ChatInput, add_special_tokens: bool },
 }
 
 /// How many tokens may be produced.
@@ -22,6 +22,13 @@ pub(crate) enum MaxTokens {
     UpTo(u32),
     /// The caller said nothing: as many as fit.
     AsFits,
+}
+
+impl MaxTokens {
+    /// Whether nothing is to be produced.
+    pub(crate) const fn is_zero(self) -> bool {
+        matches!(self, Self::Asked { tokens: 0, .. })
+    }
 }
 
 /// Sampling fields; what is absent falls back to the model's defaults.
@@ -45,6 +52,15 @@ pub(crate) struct SamplingFields {
     pub(crate) bad_words: Vec<String>,
     /// Tokens of output before it may end by a token or a stop string.
     pub(crate) min_tokens: u32,
+}
+
+/// How much of a prompt's end is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Truncate {
+    /// As many tokens as fit beside those to be produced.
+    ToFit,
+    /// This many.
+    Tokens(u32),
 }
 
 /// What ends a choice.
@@ -71,6 +87,12 @@ pub(crate) struct Call {
     pub(crate) sampling: SamplingFields,
     pub(crate) stopping: Stopping,
     pub(crate) skip_special_tokens: bool,
+    /// The answer begins with the prompt, in text and in log-probabilities.
+    pub(crate) echo: bool,
+    /// Whether token ids are returned beside the text.
+    pub(crate) return_token_ids: bool,
+    /// Keep only the end of each prompt.
+    pub(crate) truncate: Option<Truncate>,
     pub(crate) priority: i32,
     pub(crate) dp_rank: Option<u32>,
 }

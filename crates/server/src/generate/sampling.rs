@@ -5,7 +5,7 @@ use paceline_sampling::Adjustments;
 use paceline_text::Tokenizer;
 
 use super::admission::stop_token_ids;
-use super::call::{SamplingFields, Stopping};
+use super::call::Call;
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 
@@ -15,10 +15,10 @@ use crate::app::App;
 /// The first field out of range or that names a token outside `vocab_size`.
 pub(super) fn sampling_params(
     app: &App,
-    fields: &SamplingFields,
-    stopping: &Stopping,
+    call: &Call,
     vocab_size: u32,
 ) -> Result<SamplingParams, ApiError> {
+    let fields = &call.sampling;
     let model = &app.options.sampling_defaults;
     let neutral = SamplingParams::default();
     let mut params = SamplingParams {
@@ -41,7 +41,7 @@ pub(super) fn sampling_params(
         },
     };
     if fields.min_tokens > 0 {
-        params.adjust.ending_token_ids = stop_token_ids(stopping, app);
+        params.adjust.ending_token_ids = stop_token_ids(&call.stopping, app);
     }
     let checked = params.validate().and_then(|()| params.check_vocabulary(vocab_size as usize));
     checked.map_err(|error| ApiError {

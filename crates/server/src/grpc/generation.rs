@@ -86,7 +86,9 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
             (Prompt::Text { text, add_special_tokens }, MaxTokens::UpTo(COMPLETION_TOKENS_DEFAULT))
         }
         Some(PromptMessage::TokenIds(ids)) => (Prompt::Tokens(ids.ids), MaxTokens::UpTo(COMPLETION_TOKENS_DEFAULT)),
-        Some(PromptMessage::Chat(chat)) => (Prompt::Chat(chat_input(chat)?), MaxTokens::AsFits),
+        Some(PromptMessage::Chat(chat)) => {
+            (Prompt::Chat { input: chat_input(chat)?, add_special_tokens: false }, MaxTokens::AsFits)
+        },
         None => return Err(ApiError::invalid("prompt", "a prompt is required")),
     };
     Ok(Call {
@@ -112,6 +114,9 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
             ignore_eos: stopping.ignore_eos.unwrap_or(false),
             include_stop: stopping.include_stop_str_in_output.unwrap_or(false),
         },
+        echo: false,
+        return_token_ids: false,
+        truncate: None,
         skip_special_tokens: message.skip_special_tokens.unwrap_or(true),
         priority: message.priority.unwrap_or(0),
         dp_rank: dp_rank(metadata.get("x-data-parallel-rank").map(MetadataValue::as_bytes))?,
@@ -132,7 +137,7 @@ fn chat_input(chat: ChatPrompt) -> Result<ChatInput, ApiError> {
             .map(|message| json!({"role": message.role, "content": message.content}))
             .collect(),
         add_generation_prompt: chat.add_generation_prompt.unwrap_or(true),
-        variables: serde_json::Map::new(),
+        ..ChatInput::default()
     })
 }
 
@@ -172,7 +177,7 @@ fn response(id: &str, delta: Delta, generation: &Generation) -> GenerateResponse
 fn token_logprob(piece: TokenPiece) -> TokenLogprob {
     TokenLogprob {
         token_id: piece.token_id,
-        logprob: piece.logprob,
+        logprob: piece.logprob.unwrap_or_default(),
         top: piece.top.into_iter().map(|(token_id, logprob)| TopLogprob { token_id, logprob }).collect(),
     }
 }

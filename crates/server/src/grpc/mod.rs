@@ -16,7 +16,7 @@ use crate::Error;
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 use crate::http::accepts_key;
-use crate::limits::{BODY_BYTES_MAX, GRPC_PING_INTERVAL, GRPC_PING_TIMEOUT};
+use crate::limits::{GRPC_PING_INTERVAL, GRPC_PING_TIMEOUT};
 
 /// All services over one shared state. Health asks for no key: probes have none.
 pub(crate) fn router(app: App) -> Result<Router, Error> {
@@ -25,7 +25,7 @@ pub(crate) fn router(app: App) -> Result<Router, Error> {
         move |request: Request<()>| key_checked(&app, request)
     };
     let generation =
-        GenerationServer::new(GenerationService::new(app.clone())).max_decoding_message_size(BODY_BYTES_MAX);
+        GenerationServer::new(GenerationService::new(app.clone())).max_decoding_message_size(app.options.limits.body_bytes);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)

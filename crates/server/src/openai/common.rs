@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::fields::{Fields, token_id, wrong_type};
 use super::neutral;
 use crate::api_error::ApiError;
-use crate::generate::{MaxTokens, SamplingFields, Stopping};
+use crate::generate::{Call, MaxTokens, Prompt, SamplingFields, Stopping, Truncate};
 use crate::limits::CHOICES_MAX;
 
 /// How a stream reports usage.
@@ -15,6 +15,19 @@ pub(crate) struct StreamOptions {
     pub(crate) include_usage: bool,
     /// Every chunk carries the usage so far.
     pub(crate) continuous_usage: bool,
+}
+
+/// What is reported of tokens beside the text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Reported {
+    /// Likeliest tokens with each token of the answer.
+    pub(crate) logprobs: Option<u32>,
+    /// Likeliest tokens with each token of the prompt.
+    pub(crate) prompt_logprobs: Option<u32>,
+    /// Token ids of prompt and answer.
+    pub(crate) token_ids: bool,
+    /// Tokens in log-probabilities are written as ids.
+    pub(crate) tokens_as_ids: bool,
 }
 
 /// The part that completions and chats share.
@@ -27,6 +40,9 @@ pub(crate) struct Common {
     pub(crate) ignore_eos: bool,
     pub(crate) include_stop: bool,
     pub(crate) skip_special_tokens: bool,
+    /// `logprobs` stays with the caller.
+    pub(crate) reported: Reported,
+    pub(crate) truncate: Option<Truncate>,
     pub(crate) choices: u32,
     pub(crate) priority: i32,
     /// The caller's own id for the call; one in the header counts for more.
@@ -46,7 +62,7 @@ impl Common {
             min_p: fields.number("min_p")?,
             seed: seed(fields)?,
             logprobs: None,
-            prompt_logprobs: None,
+            prompt_logprobs: fields.count("prompt_logprobs", 0)?,
             presence_penalty: fields.number("presence_penalty")?,
             frequency_penalty: fields.number("frequency_penalty")?,
             repetition_penalty: fields.number("repetition_penalty")?,
@@ -55,9 +71,17 @@ impl Common {
             bad_words: texts(fields, "bad_words")?,
             min_tokens: fields.count("min_tokens", 0)?.unwrap_or(0),
         };
+        let reported = Reported {
+            logprobs: None,
+            prompt_logprobs: sampling.prompt_logprobs,
+            token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
+            tokens_as_ids: fields.boolean("return_tokens_as_token_ids")?.unwrap_or(false),
+        };
         let common = Self {
             model,
             sampling,
+            reported,
+            truncate: truncate(fields)?,
             stop: texts(fields, "stop")?,
             stop_token_ids: token_ids(fields, "stop_token_ids")?.unwrap_or_default(),
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
@@ -72,8 +96,26 @@ impl Common {
         Ok(common)
     }
 
+    /// A call with these parts; its id, rank and whatever only one kind of request has stay to be filled in.
+    pub(crate) fn call(&self, prompts: Vec<Prompt>, prompt_field: &'static str, max_tokens: MaxTokens) -> Call {
+        Call {
+            id: String::new(),
+            prompts,
+            prompt_field,
+            choices: self.choices,
+            stopping: self.stopping(max_tokens),
+            sampling: self.sampling.clone(),
+            skip_special_tokens: self.skip_special_tokens,
+            echo: false,
+            return_token_ids: self.reported.token_ids,
+            truncate: self.truncate,
+            priority: self.priority,
+            dp_rank: None,
+        }
+    }
+
     /// The part about ending, with the token limit of the caller's kind of request.
-    pub(crate) fn stopping(&self, max_tokens: MaxTokens) -> Stopping {
+    fn stopping(&self, max_tokens: MaxTokens) -> Stopping {
         Stopping {
             max_tokens,
             stop: self.stop.clone(),
@@ -81,6 +123,16 @@ impl Common {
             ignore_eos: self.ignore_eos,
             include_stop: self.include_stop,
         }
+    }
+}
+
+/// -1 keeps as many tokens as fit.
+fn truncate(fields: &mut Fields) -> Result<Option<Truncate>, ApiError> {
+    match fields.integer("truncate_prompt_tokens", -1..=i128::from(u32::MAX))? {
+        None => Ok(None),
+        Some(-1) => Ok(Some(Truncate::ToFit)),
+        Some(0) => Err(ApiError::invalid("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1")),
+        Some(tokens) => Ok(Some(Truncate::Tokens(u32::try_from(tokens).expect("checked against the range")))),
     }
 }
 

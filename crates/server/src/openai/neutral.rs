@@ -65,15 +65,10 @@ pub(crate) const COMMON: &[(&str, Neutral)] = &[
     ("metadata", Neutral::Empty),
     ("store", Neutral::Boolean(false)),
     ("length_penalty", Neutral::Number(1.0)),
-    ("echo", Neutral::Boolean(false)),
     ("use_beam_search", Neutral::Boolean(false)),
     ("spaces_between_special_tokens", Neutral::Boolean(true)),
-    ("truncate_prompt_tokens", Neutral::Nothing),
-    ("prompt_logprobs", Neutral::Nothing),
     ("response_format", Neutral::TextFormat),
     ("structured_outputs", Neutral::Nothing),
-    ("return_token_ids", Neutral::Boolean(false)),
-    ("return_tokens_as_token_ids", Neutral::Boolean(false)),
     ("cache_salt", Neutral::Nothing),
     ("kv_transfer_params", Neutral::Nothing),
     ("vllm_xargs", Neutral::Empty),
@@ -85,23 +80,17 @@ pub(crate) const COMPLETION: &[(&str, Neutral)] = &[("suffix", Neutral::Empty), 
 
 /// Fields of chats only.
 pub(crate) const CHAT: &[(&str, Neutral)] = &[
+    ("echo", Neutral::Boolean(false)),
     ("safety_identifier", Neutral::Anything),
     ("prompt_cache_key", Neutral::Anything),
     ("prompt_cache_retention", Neutral::Anything),
-    ("parallel_tool_calls", Neutral::Anything),
-    ("include_reasoning", Neutral::Anything),
-    ("tools", Neutral::Empty),
-    ("tool_choice", Neutral::Texts(&["none", "auto"])),
     ("functions", Neutral::Empty),
     ("function_call", Neutral::Texts(&["none", "auto"])),
     ("modalities", Neutral::TextOnly),
     ("audio", Neutral::Nothing),
     ("prediction", Neutral::Nothing),
-    ("reasoning_effort", Neutral::Texts(&["none"])),
     ("verbosity", Neutral::Texts(&["medium"])),
     ("web_search_options", Neutral::Nothing),
-    ("continue_final_message", Neutral::Boolean(false)),
-    ("add_special_tokens", Neutral::Boolean(false)),
     ("chat_template", Neutral::Nothing),
     ("documents", Neutral::Empty),
     ("mm_processor_kwargs", Neutral::Empty),
@@ -138,7 +127,7 @@ mod tests {
     #[test]
     fn neutral_values_pass() {
         let body = r#"{"length_penalty": 1.0, "store": false, "vllm_xargs": {}, "echo": false, "user": "me",
-            "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto", "suffix": "", "audio": null,
+            "response_format": {"type": "text"}, "functions": [], "suffix": "", "audio": null,
             "modalities": ["text"], "kv_transfer_params": null}"#;
         assert_eq!(check(body), Ok(()));
     }
@@ -148,7 +137,7 @@ mod tests {
         for (field, value) in [
             ("echo", "true"),
             ("response_format", "{\"type\": \"json_object\"}"),
-            ("tools", "[{}]"),
+            ("functions", "[{}]"),
         ] {
             let error = check(&format!("{{\"{field}\": {value}}}")).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(field));

@@ -1,8 +1,6 @@
 //! `/v1/chat/completions` over real sockets.
 
-mod common;
-
-use common::{EOS, LENGTH, Setup, TestServer};
+use crate::common::{EOS, LENGTH, Setup, TestServer};
 use serde_json::{Value, json};
 
 fn hello() -> Value {

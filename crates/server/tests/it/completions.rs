@@ -1,8 +1,6 @@
 //! `/v1/completions` over real sockets.
 
-mod common;
-
-use common::{EOS, LENGTH, Setup, TestServer, output};
+use crate::common::{EOS, LENGTH, Setup, TestServer, output};
 use paceline_engine::FinishReason;
 use serde_json::{Value, json};
 

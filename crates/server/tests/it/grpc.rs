@@ -1,8 +1,6 @@
 //! The gRPC services over real sockets.
 
-mod common;
-
-use common::{Setup, TestServer, output};
+use crate::common::{Setup, TestServer, output};
 use paceline_engine::{FailureKind, FleetStatus, SubmitError};
 use paceline_proto::v1::generate_request::Prompt;
 use paceline_proto::v1::generate_response::StopReason;

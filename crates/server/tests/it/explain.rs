@@ -1,8 +1,6 @@
 //! `GET /explain/{step}`: words and numbers of kept steps, and what is said of others.
 
-mod common;
-
-use common::TestServer;
+use crate::common::TestServer;
 use paceline_engine::ledger::{
     DpRank, Epoch, ExplainedStep, Explanation, GroupId, HeldReason, Mode, PaddingCounters, RankExplanation, RequestId,
     ShapeReason, StepId,
