@@ -9,6 +9,7 @@ mod explain;
 mod failure;
 mod flags;
 mod launcher;
+mod model_config;
 mod passthrough;
 mod prepare;
 mod process;
@@ -16,6 +17,7 @@ mod say;
 mod serve;
 mod settings;
 mod signals;
+mod speculation;
 
 use crate::cli::Chosen;
 use crate::failure::Failure;

@@ -1,13 +1,15 @@
 //! What a fleet is made with.
 
 use paceline_plan::{DpRank, WorkerLimits};
-use paceline_scheduler::{Config as SchedulerConfig, Drafter, QueueLimits, ShapeConfig};
+use paceline_scheduler::{Config as SchedulerConfig, Drafter, KByRows, QueueLimits, ShapeConfig};
 
 /// What a fleet is made with. Fixed for its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Data-parallel ranks.
     pub dp_size: u32,
+    /// Workers of a rank, which share its model; at least 1.
+    pub tp_size: u32,
     /// True: all ranks are one lockstep group. False: each rank is its own and steps at its own pace.
     pub lockstep: bool,
     /// What a worker must present to join.
@@ -20,8 +22,12 @@ pub struct Config {
     pub shapes: ShapeConfig,
     /// k: drafts proposed for a row in a step.
     pub k: u32,
+    /// k by the running rows of a group's largest rank; empty: always `k`.
+    pub k_by_rows: Vec<KByRows>,
     /// How drafts are proposed.
     pub drafter: Drafter,
+    /// Draft layers with a KV cache of their own; 0 unless a model drafts.
+    pub drafter_layers: u32,
     /// How much may wait.
     pub queue: QueueLimits,
     /// True: a worker that is lost before the fleet was ready for the first time ends the daemon.
@@ -33,7 +39,7 @@ pub struct Config {
 /// Time limits in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// From the fleet's start to its first readiness.
+    /// From the fleet's start to its first readiness; later, from the moment that a group is complete to its service.
     pub start_ms: u64,
     /// A worker in service without heartbeat for so long is lost.
     pub heartbeat_ms: u64,
@@ -66,7 +72,9 @@ impl Config {
     pub fn scheduler(&self, limits: WorkerLimits) -> SchedulerConfig {
         let mut config = SchedulerConfig::new(self.groups(), limits, self.shapes.clone());
         config.k = self.k;
+        config.k_by_rows = self.k_by_rows.clone();
         config.drafter = self.drafter;
+        config.drafter_layers = self.drafter_layers;
         config.queue = self.queue;
         config
     }

@@ -90,9 +90,9 @@ impl Scheduler {
             counters.drafts.drafts += 1;
             counters.drafts.draft_tokens += u64::from(sent.drafts);
             counters.drafts.accepted_tokens += u64::from(reply.accepted);
-            for count in &mut counters.drafts.accepted_per_position[..reply.accepted as usize] {
-                *count += 1;
-            }
+            let drafts = &mut counters.drafts;
+            drafts.accepted_per_position[..reply.accepted as usize].iter_mut().for_each(|count| *count += 1);
+            drafts.verified_per_position[..sent.drafts as usize].iter_mut().for_each(|count| *count += 1);
         }
         let prompt_logprobs = take_prompt_logprobs(request, sent, &mut reply);
         if !sent.samples && prompt_logprobs.is_empty() {

@@ -30,7 +30,7 @@ pub mod shape;
 mod stats;
 
 pub use commit::{EmittedToken, Finish, Output};
-pub use config::{Config, Drafter, QueueLimits};
+pub use config::{Config, Drafter, KByRows, QueueLimits};
 pub use error::{Error, Refusal};
 pub use explain::{Explanation, HeldReason, RankExplanation, ShapeReason};
 pub use ladders::{ShapeConfig, WithoutGraph};

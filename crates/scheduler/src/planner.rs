@@ -2,7 +2,7 @@
 
 use paceline_plan::{DpRank, Epoch, GroupDraft, GroupId, GroupPart, StepId, StepPlan};
 
-use crate::emit::{SentRow, rank_part};
+use crate::emit::{SentRow, Told, rank_part};
 use crate::explain::RankExplanation;
 use crate::placement::Placement;
 use crate::select::{Selected, Selection, Selector};
@@ -30,6 +30,8 @@ pub(crate) struct Group {
     pub(crate) step: StepId,
     /// Steps over all epochs.
     pub(crate) tick: u64,
+    /// Most drafts of a row that the newest step could verify, by the load before it.
+    pub(crate) k_by_load: u32,
     pub(crate) in_flight: Option<InFlight>,
     pub(crate) explanation: Option<Explanation>,
 }
@@ -46,26 +48,30 @@ impl Scheduler {
         }
         let members = self.groups[index].members.clone();
         let tick = self.groups[index].tick + 1;
-        let mut selections: Vec<Selection> = members.iter().map(|rank| self.selector(*rank).select()).collect();
-        self.start_waiting(&members, &mut selections, tick);
-        let demands: Vec<Demand> = selections.iter().map(|selection| self.demand(&selection.rows)).collect();
+        let k_by_load = self.rules.k_by_load(self.running_most(&members));
+        let mut selections: Vec<Selection> =
+            members.iter().map(|rank| self.selector(*rank, k_by_load).select()).collect();
+        self.start_waiting(&members, &mut selections, tick, k_by_load);
+        self.add_wanted_blocks(&members, &mut selections);
+        let demands = self.demands(&members, &selections);
         let decision = shape::decide(&self.rules, &demands)?;
         for (selection, rows) in selections.iter_mut().zip(&decision.decode_rows_run) {
             self.hold_past_ladder(selection, *rows);
         }
-        let demands: Vec<Demand> = selections.iter().map(|selection| self.demand(&selection.rows)).collect();
+        let demands = self.demands(&members, &selections);
 
         let state = &mut self.groups[index];
         state.tick = tick;
+        state.k_by_load = k_by_load;
         state.step = state.step.next();
         let (epoch, step, dp_ranks) = (state.epoch, state.step, state.dp_ranks.clone());
         let query_len = decision.is_full().then(|| decision.query_len());
-        let keep_history = self.config.drafter == Drafter::Ngram;
+        let told = Told { keep_history: self.config.drafter == Drafter::Ngram, lookahead: self.config.lookahead() };
         let mut parts = Vec::with_capacity(members.len());
         let mut rows = Vec::with_capacity(members.len());
         for (rank, selection) in members.iter().zip(&selections) {
             let (rank, requests) = (&mut self.ranks[*rank], &mut self.requests);
-            let (part, sent) = rank_part(rank, requests, &selection.rows, query_len, keep_history, tick);
+            let (part, sent) = rank_part(rank, requests, &selection.rows, query_len, told, tick);
             check::blocks_add_up(rank, requests, tick);
             parts.push(part);
             rows.push(Some(sent));
@@ -79,17 +85,22 @@ impl Scheduler {
         Some(plan)
     }
 
-    fn selector(&mut self, rank: usize) -> Selector<'_> {
+    /// Running requests of the rank that has most of them.
+    fn running_most(&self, members: &[usize]) -> u32 {
+        members.iter().map(|rank| self.ranks[*rank].running.len() as u32).max().unwrap_or(0)
+    }
+
+    fn selector(&mut self, rank: usize, k: u32) -> Selector<'_> {
         Selector {
             rank: &mut self.ranks[rank],
             requests: &mut self.requests,
             queue: &mut self.queue,
             limits: &self.config.limits,
-            k: self.config.k,
+            k,
         }
     }
 
-    fn start_waiting(&mut self, members: &[usize], selections: &mut [Selection], tick: u64) {
+    fn start_waiting(&mut self, members: &[usize], selections: &mut [Selection], tick: u64, k: u32) {
         let placement = Placement {
             ranks: &self.ranks,
             requests: &self.requests,
@@ -103,12 +114,31 @@ impl Scheduler {
             let rank = members[index];
             self.placements += 1;
             self.ranks[rank].last_placed = self.placements;
-            self.selector(rank).start(slot, tick, &mut selections[index]);
+            self.selector(rank, k).start(slot, tick, &mut selections[index]);
         }
     }
 
-    fn demand(&self, rows: &[Selected]) -> Demand {
-        let mut demand = Demand::default();
+    /// Rule 18: blocks for what the single passes are going to write. They come last, from what nobody else needs.
+    fn add_wanted_blocks(&mut self, members: &[usize], selections: &mut [Selection]) {
+        let k_draft = self.rules.k_draft(self.running_most(members));
+        if self.config.drafter != Drafter::Model || k_draft < 2 {
+            return;
+        }
+        for (rank, selection) in members.iter().zip(selections) {
+            let missing = self.selector(*rank, k_draft).add_wanted_blocks(selection);
+            self.ranks[*rank].counters.wanted_blocks_missing += u64::from(missing);
+        }
+    }
+
+    fn demands(&self, members: &[usize], selections: &[Selection]) -> Vec<Demand> {
+        let demand = |(rank, selection): (&usize, &Selection)| {
+            self.demand(&selection.rows, self.ranks[*rank].running.len() as u32)
+        };
+        members.iter().zip(selections).map(demand).collect()
+    }
+
+    fn demand(&self, rows: &[Selected], running: u32) -> Demand {
+        let mut demand = Demand { running, ..Demand::default() };
         for row in rows {
             if row.is_decode {
                 demand.decode_rows += 1;

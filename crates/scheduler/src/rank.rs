@@ -51,6 +51,7 @@ impl Rank {
             told: false,
             computed: 0,
             prompt_end: request.known(),
+            fed: 0,
             blocks: Vec::new(),
             blocks_told: 0,
             proposed: 0,

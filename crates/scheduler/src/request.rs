@@ -53,6 +53,8 @@ pub(crate) struct Seated {
     pub(crate) computed: u32,
     /// Known tokens when it started: up to here its rows are prompt rows, whatever their length.
     pub(crate) prompt_end: u32,
+    /// Tokens of its prompt rows that the worker was told.
+    pub(crate) fed: u32,
     /// KV blocks, in order.
     pub(crate) blocks: Vec<u32>,
     /// How many of them the worker was told of.

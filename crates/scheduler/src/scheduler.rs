@@ -48,6 +48,7 @@ impl Scheduler {
                 epoch: Epoch::new(1),
                 step: StepId::default(),
                 tick: 0,
+                k_by_load: config.k,
                 in_flight: None,
                 explanation: None,
             });
@@ -181,6 +182,11 @@ impl Scheduler {
     /// The step of a group that some rank has not answered.
     pub fn in_flight(&self, group: GroupId) -> Option<StepId> {
         self.groups.get(group.get() as usize)?.in_flight.as_ref().map(|in_flight| in_flight.step)
+    }
+
+    /// Most drafts of a row that a group's newest step could verify, by the load before it; k before the first step.
+    pub fn k_by_load(&self, group: GroupId) -> Option<u32> {
+        self.groups.get(group.get() as usize).map(|state| state.k_by_load)
     }
 
     /// Why a group's newest step is what it is.

@@ -40,7 +40,7 @@ pub(crate) struct Selector<'a> {
     pub(crate) requests: &'a mut Requests,
     pub(crate) queue: &'a mut Queue,
     pub(crate) limits: &'a WorkerLimits,
-    /// k.
+    /// k of this step.
     pub(crate) k: u32,
 }
 
@@ -159,6 +159,28 @@ impl Selector<'_> {
             selection.drafts_trimmed += wanted - row.drafts;
             self.allocate(row.slot, 1 + row.drafts);
         }
+    }
+
+    /// Rule 18: blocks for the positions that single passes write for `self.k` drafts, past what the row itself needs
+    /// and within what the request can grow to. Nobody is held or preempted for them. Returns how many are missing.
+    pub(crate) fn add_wanted_blocks(self, selection: &Selection) -> u32 {
+        let promised = self.rank.blocks_promised(self.requests, self.limits);
+        let mut missing = 0;
+        for row in &selection.rows {
+            let request = &mut self.requests[row.slot];
+            let longest = request.longest_computed();
+            let seated = request.on_seat_mut();
+            if !row.is_decode && row.tokens < seated.prompt_left() {
+                continue;
+            }
+            let written = seated.computed + row.tokens + row.drafts;
+            let wanted = (written + self.k - 1).min(longest);
+            let lack = self.limits.blocks_for(wanted).saturating_sub(seated.blocks.len() as u32);
+            let taken = lack.min(self.rank.blocks.free().saturating_sub(promised));
+            self.rank.blocks.take(taken, &mut seated.blocks);
+            missing += lack - taken;
+        }
+        missing
     }
 
     /// The rest of the budget goes to prompt rows, in order of standing.

@@ -71,6 +71,8 @@ pub struct DraftCounters {
     pub accepted_tokens: u64,
     /// Of them, by their place in the row, from the first draft.
     pub accepted_per_position: Vec<u64>,
+    /// Drafts verified, by their place in the row.
+    pub verified_per_position: Vec<u64>,
 }
 
 /// What one rank did since the scheduler was made.
@@ -108,6 +110,8 @@ pub struct RankCounters {
     pub preemptions: u64,
     /// Drafts that were left out because no block was left for them.
     pub drafts_trimmed: u64,
+    /// Blocks that single passes of a model drafter would have written to and that were not free.
+    pub wanted_blocks_missing: u64,
     /// Speculation.
     pub drafts: DraftCounters,
     /// Replies of an earlier step or epoch, dropped.
@@ -116,7 +120,11 @@ pub struct RankCounters {
 
 impl RankCounters {
     pub(crate) fn new(k: u32) -> Self {
-        let drafts = DraftCounters { accepted_per_position: vec![0; k as usize], ..DraftCounters::default() };
+        let drafts = DraftCounters {
+            accepted_per_position: vec![0; k as usize],
+            verified_per_position: vec![0; k as usize],
+            ..DraftCounters::default()
+        };
         Self { drafts, ..Self::default() }
     }
 

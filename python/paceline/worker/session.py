@@ -70,12 +70,18 @@ class Ending:
     reason: str
 
 
+def worker_name(dp_rank: int, tp_rank: int, tp_size: int) -> str:
+    """What lines of a worker begin with: which part of its rank it is only where a rank has several."""
+    return f"dp{dp_rank} tp{tp_rank}" if tp_size > 1 else f"dp{dp_rank}"
+
+
 class Session:
     """One worker, from its first message to its last. `run` is called once, on the main thread."""
 
     def __init__(self, options: Options) -> None:
         """Keep the options; nothing is opened yet."""
         self._options = options
+        self._name = worker_name(options.dp_rank, options.tp_rank, tp_size=1 + options.tp_rank)
         self._incarnation = uuid.uuid4().hex[:16]
         self._pulse = Pulse()
         self._work: SimpleQueue[Welcome | BindStore | Form | StepEnvelope] = SimpleQueue()
@@ -110,7 +116,7 @@ class Session:
 
     def log(self, text: str) -> None:
         """One line for people."""
-        print(f"dp{self._options.dp_rank}: {text}", file=sys.stderr, flush=True)
+        print(f"{self._name}: {text}", file=sys.stderr, flush=True)
 
     def send_control(self, message: ControlFromWorker) -> None:
         """Send on the Control stream."""
@@ -171,6 +177,7 @@ class Session:
 
     def _admitted(self, welcome: Welcome) -> None:
         options = self._options
+        self._name = worker_name(options.dp_rank, options.tp_rank, welcome.settings.tp_size)
         self.log(f"joined group {welcome.group} (dp_ranks {', '.join(map(str, welcome.group_dp_ranks))})")
         hello = Hello(
             join_token=options.join_token,
@@ -216,13 +223,16 @@ class Session:
 
     def _load(self, welcome: Welcome) -> Execution:
         settings = welcome.settings
-        threads = thread_count(settings.threads, settings.dp_size)
-        pin_this_thread(self._options.dp_rank, settings.dp_size, threads)
+        tp_size = max(1, settings.tp_size)
+        workers = settings.dp_size * tp_size
+        threads = thread_count(settings.threads, workers)
+        pin_this_thread(self._options.dp_rank * tp_size + self._options.tp_rank, workers, threads)
         prepare_environment(threads)
         # Only now: torch takes seconds to import, and a worker that is refused needs none of it.
         from paceline.worker.execution import Execution
 
-        return Execution(self, self._pulse, self._options.dp_rank, self._options.model, welcome, threads)
+        options = self._options
+        return Execution(self, self._pulse, options.dp_rank, options.tp_rank, options.model, welcome, threads)
 
     def _fail(self, error: Exception) -> None:
         """Say what failed, to the daemon and to people, and end."""

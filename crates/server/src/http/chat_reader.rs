@@ -79,8 +79,7 @@ impl ChoiceReader {
                 AnswerPart::Reasoning(_) => {}
                 AnswerPart::Call(call) => {
                     if self.setup.parallel || self.calls == 0 {
-                        let index = Some(self.calls);
-                        said.calls.push(ToolCallBody { index, ..ToolCallBody::new(self.call_id(), call) });
+                        said.calls.push(ToolCallBody::new(self.calls, call_id(self.setup.tools), call));
                         self.calls += 1;
                     }
                 }
@@ -93,10 +92,10 @@ impl ChoiceReader {
     pub(super) fn has_called(&self) -> bool {
         self.calls > 0
     }
+}
 
-    /// Mistral's templates take ids of nine letters and digits only.
-    fn call_id(&self) -> String {
-        let drawn = format!("{:016x}", rand::random::<u64>());
-        if self.setup.tools == Some(ToolFormat::Mistral) { drawn[..9].to_owned() } else { format!("call_{drawn}") }
-    }
+/// Mistral's templates take ids of nine letters and digits only.
+fn call_id(format: Option<ToolFormat>) -> String {
+    let drawn = format!("{:016x}", rand::random::<u64>());
+    if format == Some(ToolFormat::Mistral) { drawn[..9].to_owned() } else { format!("call_{drawn}") }
 }

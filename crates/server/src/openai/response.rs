@@ -192,9 +192,9 @@ pub(crate) struct ChatMessage {
 /// A call that the assistant wants made.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ToolCallBody {
-    /// Place among the calls, in streams only.
+    /// Place among the calls of a stream; a whole message has none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) index: Option<usize>,
+    index: Option<usize>,
     pub(crate) id: String,
     #[serde(rename = "type")]
     kind: &'static str,
@@ -208,9 +208,9 @@ struct FunctionBody {
 }
 
 impl ToolCallBody {
-    pub(crate) fn new(id: String, call: ToolCall) -> Self {
+    pub(crate) fn new(index: usize, id: String, call: ToolCall) -> Self {
         let function = FunctionBody { name: call.name, arguments: call.arguments };
-        Self { index: None, id, kind: "function", function }
+        Self { index: Some(index), id, kind: "function", function }
     }
 
     /// The tool's name.
@@ -226,7 +226,8 @@ impl ToolCallBody {
 
 impl ChatMessage {
     pub(crate) fn assistant(said: Said) -> Self {
-        let Said { content, reasoning, calls } = said;
+        let Said { content, reasoning, mut calls } = said;
+        calls.iter_mut().for_each(|call| call.index = None);
         Self {
             role: "assistant",
             content: (!content.is_empty() || calls.is_empty()).then_some(content),
