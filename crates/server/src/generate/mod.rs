@@ -18,5 +18,5 @@ pub(crate) use call::{Call, MaxTokens, Prompt, SamplingFields, Stopping, Truncat
 pub(crate) use generation::{Generation, Usage};
 pub(crate) use record::CallRecord;
 pub(crate) use prompt::PromptReport;
-pub(crate) use tokenize::tokenize_alone;
+pub(crate) use tokenize::{detokenize, tokenize_alone};
 pub(crate) use sequence::{Delta, Finish, FinishCause, StopReason, TokenPiece};

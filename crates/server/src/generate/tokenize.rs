@@ -37,6 +37,24 @@ pub(crate) async fn tokenize_alone(
     }
 }
 
+/// The text of tokens, special ones included.
+pub(crate) async fn detokenize(
+    tokenizer: &Tokenizer,
+    token_ids: Vec<u32>,
+    field: &'static str,
+) -> Result<String, ApiError> {
+    let vocab_size = tokenizer.vocab_size();
+    if let Some(id) = token_ids.iter().find(|id| **id as usize >= vocab_size) {
+        let message = format!("token id {id} is outside the vocabulary of {vocab_size} tokens");
+        return Err(ApiError::invalid(field, message));
+    }
+    let tokenizer = tokenizer.clone();
+    match tokio::task::spawn_blocking(move || tokenizer.decode(&token_ids, SpecialTokens::Show)).await {
+        Ok(text) => text.map_err(|error| ApiError::invalid(field, error.to_string())),
+        Err(_) => Err(ApiError::new(Kind::Internal, "the tokenizer failed on these tokens")),
+    }
+}
+
 /// How many tokens of a prompt are kept; all when nothing is said.
 fn tokens_kept(call: &Call, length: u32) -> Option<usize> {
     let tokens = match call.truncate? {

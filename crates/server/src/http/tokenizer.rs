@@ -6,9 +6,9 @@ use axum::extract::State;
 use serde_json::{Map, Value, json};
 
 use super::front::read_body;
-use crate::api_error::{ApiError, Kind};
+use crate::api_error::ApiError;
 use crate::app::App;
-use crate::generate::tokenize_alone;
+use crate::generate::{detokenize as text_of, tokenize_alone};
 use crate::openai::{DetokenizeRequest, TokenizeRequest};
 
 /// The tokens of a text or of a rendered chat.
@@ -33,18 +33,8 @@ pub(crate) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<
 pub(crate) async fn detokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
     let request = DetokenizeRequest::from_body(&read_body(&app, body).await?)?;
     check_model(&app, request.model.as_deref())?;
-    let tokenizer = app.options.tokenizer.clone();
-    let vocab_size = tokenizer.vocab_size();
-    if let Some(id) = request.tokens.iter().find(|id| **id as usize >= vocab_size) {
-        let message = format!("token id {id} is outside the vocabulary of {vocab_size} tokens");
-        return Err(ApiError::invalid("tokens", message));
-    }
-    let job = move || tokenizer.decode(&request.tokens, paceline_text::SpecialTokens::Show);
-    match tokio::task::spawn_blocking(job).await {
-        Ok(Ok(prompt)) => Ok(Json(json!({"prompt": prompt}))),
-        Ok(Err(error)) => Err(ApiError::invalid("tokens", error.to_string())),
-        Err(_) => Err(ApiError::new(Kind::Internal, "the tokenizer failed on these tokens")),
-    }
+    let prompt = text_of(&app.options.tokenizer, request.tokens, "tokens").await?;
+    Ok(Json(json!({"prompt": prompt})))
 }
 
 /// What a client needs to make prompts as this server does.

@@ -268,7 +268,7 @@ async fn e08_ids_outside_the_vocabulary_are_refused() {
     let server = TestServer::saying("speak").await;
     // The embedding has three rows more than the tokenizer has tokens.
     let size = server.tokenizer.vocab_size() as u64;
-    assert!(size < u64::from(common::limits().vocab_size));
+    assert!(size < u64::from(crate::common::limits().vocab_size));
     for id in [json!(-1), json!(size), json!(903), json!(4_294_967_295_u64), json!(9_223_372_036_854_775_808_u64)] {
         let prompt = server.complete(&json!({"prompt": [1, id]})).await;
         assert_eq!(prompt.refusal(), (400, "prompt".to_owned()), "{id}");
@@ -308,9 +308,13 @@ async fn e11_bad_values_name_their_field_and_the_server_lives_on() {
         ("stream", json!("yes")),
         ("stream_options", json!({"include_usage": true})),
         ("ignore_eos", json!(1)),
-        ("repetition_penalty", json!(1.2)),
-        ("presence_penalty", json!(0.5)),
-        ("echo", json!(true)),
+        ("repetition_penalty", json!(0)),
+        ("presence_penalty", json!(2.5)),
+        ("echo", json!("yes")),
+        ("suffix", json!("end")),
+        ("use_beam_search", json!(true)),
+        ("response_format", json!({"type": "json_object"})),
+        ("thinking_token_budget", json!(5)),
         ("best_of", json!(3)),
         ("priority", json!(1e12)),
         ("no_such_field", json!(1)),
@@ -320,7 +324,7 @@ async fn e11_bad_values_name_their_field_and_the_server_lives_on() {
         body[field] = value.clone();
         assert_eq!(server.complete(&body).await.refusal(), (400, field.to_owned()), "{field}={value}");
     }
-    let post = |body: &'static str| common::send(server.http, "POST", "/v1/completions", &[], body);
+    let post = |body: &'static str| crate::common::send(server.http, "POST", "/v1/completions", &[], body);
     for broken in
         ["{", "", "[]", "\"x\"", "{\"prompt\": \"x\", \"temperature\": NaN}", "{\"prompt\": \"x\", \"top_p\": 1e999}"]
     {
@@ -355,7 +359,7 @@ async fn e12_an_empty_prompt_needs_a_bos_token() {
 async fn c15_adjustments_reach_the_engine_and_bad_ones_are_refused_by_name() {
     let (server, mut requests) = TestServer::held(Setup::default()).await;
     let own = json!({"prompt": "x", "presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.25,
-        "logit_bias": {"5": 2, "903": -100}, "allowed_token_ids": [5, 6, 903], "bad_words": ["speak"], "min_tokens": 3,
+        "logit_bias": {"5": 2, "900": -100}, "allowed_token_ids": [5, 6, 900], "bad_words": ["speak"], "min_tokens": 3,
         "stop_token_ids": [7], "max_tokens": 4});
     let answer = tokio::spawn(async move {
         let submitted = requests.recv().await.unwrap();
@@ -366,8 +370,8 @@ async fn c15_adjustments_reach_the_engine_and_bad_ones_are_refused_by_name() {
     assert_eq!(server.complete(&own).await.status, 200);
     let adjust = answer.await.unwrap();
     assert_eq!((adjust.presence_penalty, adjust.frequency_penalty, adjust.repetition_penalty), (0.5, -0.25, 1.25));
-    assert_eq!(adjust.logit_bias, [(5, 2.0), (903, -100.0)]);
-    assert_eq!(adjust.allowed_token_ids, Some(vec![5, 6, 903]));
+    assert_eq!(adjust.logit_bias, [(5, 2.0), (900, -100.0)]);
+    assert_eq!(adjust.allowed_token_ids, Some(vec![5, 6, 900]));
     let spelled = |text: &str| server.tokenizer.encode(text, false).unwrap();
     assert_eq!(adjust.bad_words, [spelled("speak"), spelled(" speak")]);
     assert_eq!((adjust.min_tokens, adjust.ending_token_ids), (3, vec![0, 2, 7]));

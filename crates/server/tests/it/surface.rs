@@ -14,10 +14,10 @@ async fn each_limit_names_itself() {
     assert_eq!(long.status, 413);
     let stops = server.complete(&json!({"prompt": "x", "stop": ["a", "b", "c"]})).await;
     assert_eq!(stops.refusal(), (400, "stop".to_owned()));
-    let prompt = server.complete(&json!({"prompt": [5; 11]})).await;
+    let prompt = server.complete(&json!({"prompt": vec![5; 11]})).await;
     assert_eq!(prompt.refusal(), (400, "prompt".to_owned()));
     assert!(prompt.body.contains("at most 10"));
-    assert_eq!(server.complete(&json!({"prompt": [5; 10], "stop": ["a", "b"]})).await.status, 200);
+    assert_eq!(server.complete(&json!({"prompt": vec![5; 10], "stop": ["a", "b"]})).await.status, 200);
     server.stop().await;
 }
 
