@@ -9,6 +9,7 @@ mod front;
 mod health;
 mod metrics;
 mod models;
+mod openapi;
 mod responses;
 mod sse;
 mod tokenizer;
@@ -40,6 +41,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/models/{*model}", get(models::retrieve))
         .route(LIVENESS, get(health::live))
         .route("/ready", get(health::ready))
+        .route("/openapi.json", get(openapi::document))
         .route("/version", get(health::version))
         .route("/metrics", get(metrics::scrape))
         .route("/explain/{step}", get(explain::explain))

@@ -1,6 +1,7 @@
 //! Chats that call tools, think, or are continued.
 
-use crate::common::{Setup, TestServer};
+use crate::common::{Setup, TestServer, limits};
+use paceline_engine::ModelLimits;
 use paceline_server::ChatOptions;
 use paceline_text::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
@@ -17,7 +18,12 @@ fn with_tools(more: &Value) -> Value {
 
 fn hermes() -> Setup {
     let chat = ChatOptions { tool_format: Some(ToolFormat::Hermes), reasoning: None };
-    Setup { chat, ..Setup::default() }
+    Setup { chat, limits: Some(roomy()), ..Setup::default() }
+}
+
+/// A context long enough for these answers.
+fn roomy() -> ModelLimits {
+    ModelLimits { max_model_len: 1_024, kv_blocks: 256, ..limits() }
 }
 
 #[tokio::test]
@@ -56,7 +62,7 @@ async fn a_stream_has_the_same_calls() {
 
 #[tokio::test]
 async fn a_model_whose_calls_nobody_can_read_refuses_tools() {
-    let server = TestServer::saying("speak").await;
+    let server = TestServer::saying_with(Setup { limits: Some(roomy()), ..Setup::default() }, "speak").await;
     assert_eq!(server.chat(&with_tools(&json!({}))).await.refusal(), (400, "tools".to_owned()));
     assert_eq!(server.chat(&with_tools(&json!({"tool_choice": "none"}))).await.status, 200);
     server.stop().await;

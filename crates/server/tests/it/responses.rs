@@ -1,6 +1,7 @@
 //! `/v1/responses`.
 
-use crate::common::{Setup, TestServer};
+use crate::common::{Setup, TestServer, limits};
+use paceline_engine::ModelLimits;
 use paceline_server::ChatOptions;
 use paceline_text::ToolFormat;
 use serde_json::{Value, json};
@@ -25,7 +26,8 @@ async fn a_response_is_a_chat_under_newer_names() {
 async fn a_streamed_response_names_its_events() {
     let chat = ChatOptions { tool_format: Some(ToolFormat::Hermes), reasoning: None };
     let said = "See<tool_call>{\"name\": \"get\"}</tool_call>";
-    let server = TestServer::saying_with(Setup { chat, ..Setup::default() }, said).await;
+    let limits = Some(ModelLimits { max_model_len: 1_024, kv_blocks: 256, ..limits() });
+    let server = TestServer::saying_with(Setup { chat, limits, ..Setup::default() }, said).await;
     let body = json!({"input": "hi", "stream": true, "tools": [{"type": "function", "name": "get"}], "max_output_tokens": 99});
     let reply = server.post("/v1/responses", &body).await;
     let names: Vec<&str> = reply.body.lines().filter_map(|line| line.strip_prefix("event: ")).collect();

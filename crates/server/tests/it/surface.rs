@@ -55,6 +55,28 @@ async fn browsers_may_call_only_from_pages_that_are_configured() {
     closed.stop().await;
 }
 
+/// Every route of the document is there, takes what it is said to take, and names its errors.
+#[tokio::test]
+async fn the_served_document_lists_the_routes() {
+    let server = TestServer::saying("speak").await;
+    let document = server.get("/openapi.json").await.json();
+    assert_eq!(document["openapi"], "3.1.0");
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        let (status, unknown) = if methods.get("get").is_some() {
+            (server.get(path).await.status, None)
+        } else {
+            let fields = &methods["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"];
+            let nulls: serde_json::Map<_, _> =
+                fields.as_object().unwrap().keys().map(|name| (name.clone(), serde_json::Value::Null)).collect();
+            let reply = server.post(path, &json!(nulls)).await;
+            (200, Some(reply.json()["error"]["message"].as_str().unwrap().contains("unknown")))
+        };
+        // Null stands for an absent field, so that what is missed is the prompt and nothing is unknown.
+        assert_eq!((status, unknown.unwrap_or(false)), (200, false), "{path}");
+    }
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn f08_every_rank_has_its_series_under_vllms_names_too() {
     let server = TestServer::saying("speak").await;
