@@ -206,6 +206,7 @@ impl Scheduler {
             step: state.step,
             k_verify: decision.k_verify,
             k_draft: decision.k_draft,
+            passes: decision.passes.len() as u32,
             mode: target.mode(),
             reason: decision.reason,
             downgraded_by: downgraded.map(|index| state.dp_ranks[index]),
