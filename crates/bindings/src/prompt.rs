@@ -43,7 +43,8 @@ impl LastLogits {
         let end = start + row.query_len.get();
         let mut entries = Vec::with_capacity(logits.len());
         for index in start.max(1)..end.min(state.prompt_len()) {
-            let row_before = if index == start { before.as_deref() } else { Some(logits[(index - start - 1) as usize]) };
+            let row_before =
+                if index == start { before.as_deref() } else { Some(logits[(index - start - 1) as usize]) };
             let Some(row_before) = row_before else { continue };
             let token_id = state.token(index);
             entries.push(entry(token_id, &token_logprobs(row_before, token_id, top_count, scratch)?));

@@ -201,8 +201,7 @@ impl Adjustments {
             }
             let logit = &mut row[*token_id as usize];
             if self.repetition_penalty != 1.0 {
-                *logit =
-                    if *logit > 0.0 { *logit / self.repetition_penalty } else { *logit * self.repetition_penalty };
+                *logit = if *logit > 0.0 { *logit / self.repetition_penalty } else { *logit * self.repetition_penalty };
             }
             if seen != SEEN {
                 *logit -= self.frequency_penalty * (seen & !SEEN) as f32;

@@ -85,7 +85,13 @@ impl ChatTemplate {
         let special_tokens =
             settings.special_tokens.iter().map(|(name, token)| (name.clone(), Json::from(token.as_str()))).collect();
         let tool_format = ToolFormat::of_template(source);
-        Ok(Self { environment, special_tokens, tool_format, knows_developer: source.contains("developer"), source: source.to_owned() })
+        Ok(Self {
+            environment,
+            special_tokens,
+            tool_format,
+            knows_developer: source.contains("developer"),
+            source: source.to_owned(),
+        })
     }
 
     /// The conversation as the model reads it. The text already holds its special tokens: encode it without adding any.
@@ -259,7 +265,8 @@ mod tests {
     fn a_final_message_can_be_continued_and_developers_are_understood() {
         let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}";
         let template = ChatTemplate::new(source, &ModelSettings::default()).unwrap();
-        let messages = vec![json!({"role": "developer", "content": "Sure"}), json!({"role": "assistant", "content": "Sure "})];
+        let messages =
+            vec![json!({"role": "developer", "content": "Sure"}), json!({"role": "assistant", "content": "Sure "})];
         let input = ChatInput { messages, continue_final_message: true, ..ChatInput::default() };
         assert_eq!(template.render(&input).unwrap(), "<system>Sure</s>\n<assistant>Sure ");
         let empty = ChatInput { messages: vec![json!({"role": "assistant", "content": ""})], ..input };

@@ -60,10 +60,11 @@ pub(crate) fn adjusted(adjust: &Adjustments, logits: &[f32], prompt: &[u32], out
     }
     let mut excluded = row.clone();
     for (token_id, logit) in (0..).zip(excluded.iter_mut()) {
-        let ends_word =
-            |word: &Vec<u32>| word.split_last().is_some_and(|(last, before)| *last == token_id && output.ends_with(before));
-        let ends_early =
-            output.len() < usize::try_from(adjust.min_tokens).expect("small") && adjust.ending_token_ids.contains(&token_id);
+        let ends_word = |word: &Vec<u32>| {
+            word.split_last().is_some_and(|(last, before)| *last == token_id && output.ends_with(before))
+        };
+        let ends_early = output.len() < usize::try_from(adjust.min_tokens).expect("small")
+            && adjust.ending_token_ids.contains(&token_id);
         if ends_early || adjust.bad_words.iter().any(ends_word) {
             *logit = f32::NEG_INFINITY;
         }

@@ -97,18 +97,20 @@ fn adjustments() -> impl Strategy<Value = Adjustments> {
         prop::collection::vec(prop::collection::vec(token(), 1..3), 0..4),
         (0_u32..12, prop::collection::vec(token(), 0..3)),
     )
-        .prop_map(|((presence_penalty, frequency_penalty, repetition_penalty), logit_bias, allowed, words, ending)| {
-            Adjustments {
-                presence_penalty,
-                frequency_penalty,
-                repetition_penalty,
-                logit_bias,
-                allowed_token_ids: allowed,
-                bad_words: words,
-                min_tokens: ending.0,
-                ending_token_ids: ending.1,
-            }
-        })
+        .prop_map(
+            |((presence_penalty, frequency_penalty, repetition_penalty), logit_bias, allowed, words, ending)| {
+                Adjustments {
+                    presence_penalty,
+                    frequency_penalty,
+                    repetition_penalty,
+                    logit_bias,
+                    allowed_token_ids: allowed,
+                    bad_words: words,
+                    min_tokens: ending.0,
+                    ending_token_ids: ending.1,
+                }
+            },
+        )
 }
 
 proptest! {

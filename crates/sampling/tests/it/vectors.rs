@@ -209,7 +209,8 @@ fn adjusted(rows: &[(&'static str, Vec<f32>)]) -> Vec<Value> {
     let mut cases = Vec::new();
     for adjust in sets {
         for temperature in [0.0, 1.0] {
-            let params = SamplingParams { temperature, seed: 4321, adjust: adjust.clone(), ..SamplingParams::default() };
+            let params =
+                SamplingParams { temperature, seed: 4321, adjust: adjust.clone(), ..SamplingParams::default() };
             let sampler = Sampler::new(params.clone()).expect("in range");
             let mut scratch = Scratch::default();
             let mut produce = |drafts: &[u32]| {

@@ -52,7 +52,9 @@ impl PromptPart {
         match (&self.prompt.text, self.echo) {
             (_, false) => Ok(String::new()),
             (Some(text), true) => Ok(text.clone()),
-            (None, true) => self.tokenizer.decode(&self.prompt.ids, SpecialTokens::Show).map_err(|error| internal(&error)),
+            (None, true) => {
+                self.tokenizer.decode(&self.prompt.ids, SpecialTokens::Show).map_err(|error| internal(&error))
+            }
         }
     }
 

@@ -13,11 +13,7 @@ use crate::app::App;
 ///
 /// # Errors
 /// The first field out of range or that names a token outside `vocab_size`.
-pub(super) fn sampling_params(
-    app: &App,
-    call: &Call,
-    vocab_size: u32,
-) -> Result<SamplingParams, ApiError> {
+pub(super) fn sampling_params(app: &App, call: &Call, vocab_size: u32) -> Result<SamplingParams, ApiError> {
     let fields = &call.sampling;
     let model = &app.options.sampling_defaults;
     let neutral = SamplingParams::default();
@@ -61,9 +57,8 @@ fn bad_words(tokenizer: &Tokenizer, words: &[String]) -> Result<Vec<Vec<u32>>, A
             return Err(ApiError::invalid("bad_words", "a bad word must not be empty"));
         }
         for text in [word.to_owned(), format!(" {word}")] {
-            let ids = tokenizer
-                .encode(&text, false)
-                .map_err(|error| ApiError::invalid("bad_words", error.to_string()))?;
+            let ids =
+                tokenizer.encode(&text, false).map_err(|error| ApiError::invalid("bad_words", error.to_string()))?;
             if !ids.is_empty() && !spelled.contains(&ids) {
                 spelled.push(ids);
             }

@@ -217,7 +217,13 @@ impl Sequence {
         self.pieces.push(token.token_id, &mut text).map_err(|error| decode_error(&error))?;
         let text_offset = self.text_offset;
         self.text_offset += text.chars().count();
-        Ok(TokenPiece { token_id: token.token_id, text, text_offset, logprob: Some(logprobs.sampled), top: logprobs.top })
+        Ok(TokenPiece {
+            token_id: token.token_id,
+            text,
+            text_offset,
+            logprob: Some(logprobs.sampled),
+            top: logprobs.top,
+        })
     }
 
     fn finish(&self, reason: FinishReason) -> Finish {

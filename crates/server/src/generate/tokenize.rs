@@ -16,7 +16,8 @@ pub(super) async fn tokenize(
     let field = call.prompt_field;
     let keep = tokens_kept(&call, length);
     let job = move || {
-        let prompt = |prompt| token_ids(&tokenizer, prompt, field, length).and_then(|ids| truncate(&tokenizer, ids, keep));
+        let prompt =
+            |prompt| token_ids(&tokenizer, prompt, field, length).and_then(|ids| truncate(&tokenizer, ids, keep));
         prompts.into_iter().map(prompt).collect::<Result<Vec<_>, _>>()
     };
     match tokio::task::spawn_blocking(job).await {
@@ -71,7 +72,11 @@ fn tokens_kept(call: &Call, length: u32) -> Option<usize> {
 }
 
 /// Keeps the end of a prompt. What is left of a text is told by its tokens.
-fn truncate(tokenizer: &Tokenizer, mut prompt: TokenizedPrompt, keep: Option<usize>) -> Result<TokenizedPrompt, ApiError> {
+fn truncate(
+    tokenizer: &Tokenizer,
+    mut prompt: TokenizedPrompt,
+    keep: Option<usize>,
+) -> Result<TokenizedPrompt, ApiError> {
     if let Some(keep) = keep.filter(|keep| *keep < prompt.ids.len()) {
         prompt.ids.drain(..prompt.ids.len() - keep);
         if prompt.text.is_some() {

@@ -20,8 +20,8 @@ use tonic::{Request, Response, Status};
 use crate::api_error::ApiError;
 use crate::app::App;
 use crate::generate::{
-    Call, CallRecord, Delta, FinishCause, Generation, MaxTokens, Prompt, PromptReport, SamplingFields, StopReason, Stopping,
-    TokenPiece, Truncate, admit,
+    Call, CallRecord, Delta, FinishCause, Generation, MaxTokens, Prompt, PromptReport, SamplingFields, StopReason,
+    Stopping, TokenPiece, Truncate, admit,
 };
 use crate::http::{checked_id, dp_rank};
 use crate::limits::COMPLETION_TOKENS_DEFAULT;
@@ -90,7 +90,7 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
         Some(PromptMessage::TokenIds(ids)) => (Prompt::Tokens(ids.ids), MaxTokens::UpTo(COMPLETION_TOKENS_DEFAULT)),
         Some(PromptMessage::Chat(chat)) => {
             (Prompt::Chat { input: chat_input(chat)?, add_special_tokens: false }, MaxTokens::AsFits)
-        },
+        }
         None => return Err(ApiError::invalid("prompt", "a prompt is required")),
     };
     Ok(Call {

@@ -27,9 +27,10 @@ pub(crate) fn router(app: App) -> Result<Router, Error> {
         let app = app.clone();
         move |request: Request<()>| key_checked(&app, request)
     };
-    let generation =
-        GenerationServer::new(GenerationService::new(app.clone())).max_decoding_message_size(app.options.limits.body_bytes);
-    let model = ModelServer::new(ModelService::new(app.clone())).max_decoding_message_size(app.options.limits.body_bytes);
+    let generation = GenerationServer::new(GenerationService::new(app.clone()))
+        .max_decoding_message_size(app.options.limits.body_bytes);
+    let model =
+        ModelServer::new(ModelService::new(app.clone())).max_decoding_message_size(app.options.limits.body_bytes);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)

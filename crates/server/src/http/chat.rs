@@ -41,7 +41,11 @@ pub(crate) async fn chat_completions(
     }
     let answers = gather(&mut generation).await?;
     let prompt = answers.first().and_then(|answer| answer.prompt.clone());
-    let choices = answers.into_iter().zip(readers).enumerate().map(|(index, (answer, reader))| writer.choice(index, answer, reader));
+    let choices = answers
+        .into_iter()
+        .zip(readers)
+        .enumerate()
+        .map(|(index, (answer, reader))| writer.choice(index, answer, reader));
     let body = ChatBody {
         id: &writer.id,
         object: "chat.completion",
@@ -60,12 +64,7 @@ pub(crate) async fn chat_completions(
     Ok(Json(body).into_response())
 }
 
-fn read(
-    app: &App,
-    id: RequestId,
-    headers: &HeaderMap,
-    body: &Bytes,
-) -> Result<(ChatRequest, ReaderSetup), ApiError> {
+fn read(app: &App, id: RequestId, headers: &HeaderMap, body: &Bytes) -> Result<(ChatRequest, ReaderSetup), ApiError> {
     let mut request = ChatRequest::from_body(body)?;
     let named = (request.model.as_deref(), request.request_id.take());
     complete_call(app, &mut request.call, "chatcmpl", (id, headers), named)?;

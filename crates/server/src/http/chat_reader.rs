@@ -33,8 +33,8 @@ impl ReaderSetup {
 
     /// Markers that are special tokens must be seen.
     pub(super) fn prepare(self, call: &mut Call) {
-        let shows_specials = self.tools.is_some_and(ToolFormat::uses_special_tokens)
-            || self.reasoning == Some(ReasoningFormat::Mistral);
+        let shows_specials =
+            self.tools.is_some_and(ToolFormat::uses_special_tokens) || self.reasoning == Some(ReasoningFormat::Mistral);
         if shows_specials {
             call.skip_special_tokens = false;
         }
@@ -42,8 +42,8 @@ impl ReaderSetup {
 
     /// A reader for one choice.
     pub(super) fn reader(self, prompt: &str) -> ChoiceReader {
-        let reader =
-            (self.reasoning.is_some() || self.tools.is_some()).then(|| AnswerReader::new(self.reasoning, self.tools, prompt));
+        let reader = (self.reasoning.is_some() || self.tools.is_some())
+            .then(|| AnswerReader::new(self.reasoning, self.tools, prompt));
         ChoiceReader { reader, setup: self, calls: 0 }
     }
 }

@@ -12,8 +12,8 @@ use crate::api_error::ApiError;
 use crate::app::{App, unix_s};
 use crate::generate::{CallRecord, Delta, Usage, admit};
 use crate::openai::{
-    Answer, CompletionBody, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, Reported, StopValue, StreamOptions,
-    TokenNames, UsageBody, finish_reason, prompt_logprobs,
+    Answer, CompletionBody, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, Reported,
+    StopValue, StreamOptions, TokenNames, UsageBody, finish_reason, prompt_logprobs,
 };
 
 /// Answers a completion, streamed or whole.

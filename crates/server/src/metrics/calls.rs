@@ -12,7 +12,8 @@ const LATENCY_BUCKETS_S: [f64; 18] =
 
 /// Tokens.
 const LENGTH_BUCKETS: [f64; 16] = [
-    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 20_000.0, 50_000.0, 100_000.0,
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 20_000.0, 50_000.0,
+    100_000.0,
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -110,7 +111,11 @@ impl CallMetrics {
         }
         let finished = self.finished.clone();
         registry.register("vllm:request_success", "Calls that ended, by why", finished);
-        registry.register("vllm:prompt_tokens", "Prompt tokens of calls that produced output", self.prompt_tokens.clone());
+        registry.register(
+            "vllm:prompt_tokens",
+            "Prompt tokens of calls that produced output",
+            self.prompt_tokens.clone(),
+        );
         registry.register("vllm:generation_tokens", "Tokens produced for clients", self.generation_tokens.clone());
         let histograms = [
             ("vllm:time_to_first_token_seconds", "To the first token of each choice", &self.time_to_first_token),

@@ -101,14 +101,15 @@ impl Collector for VllmCollector {
             ("vllm:num_preemptions", "Requests that lost their blocks and began again"),
             ranks().map(|rank| (rank.dp_rank, rank.counters.preemptions)),
         )?;
-        let mut config =
-            encoder.encode_descriptor("vllm:cache_config_info", "The KV cache of each rank", None, MetricType::Gauge)?;
+        let mut config = encoder.encode_descriptor(
+            "vllm:cache_config_info",
+            "The KV cache of each rank",
+            None,
+            MetricType::Gauge,
+        )?;
         for rank in ranks() {
-            let label = CacheConfig {
-                block_size: limits.block_size,
-                num_gpu_blocks: limits.kv_blocks,
-                engine: rank.dp_rank,
-            };
+            let label =
+                CacheConfig { block_size: limits.block_size, num_gpu_blocks: limits.kv_blocks, engine: rank.dp_rank };
             ConstGauge::new(1.0).encode(config.encode_family(&label)?)?;
         }
         Ok(())

@@ -71,7 +71,8 @@ fn tool_calls(calls: Value, path: &str) -> Result<Vec<Value>, ApiError> {
         let kind = fields.text("type")?.unwrap_or_else(|| "function".to_owned());
         fields.take("index");
         let name = fields.name("function");
-        let function = fields.take("function").ok_or_else(|| ApiError::invalid(&*name, "a tool call needs a function"))?;
+        let function =
+            fields.take("function").ok_or_else(|| ApiError::invalid(&*name, "a tool call needs a function"))?;
         fields.finish()?;
         let mut function = Fields::nested(function, &name)?;
         let name = function.name("name");
@@ -115,4 +116,3 @@ fn content_text(content: Value, path: &str) -> Result<String, ApiError> {
     }
     Ok(texts.join("\n"))
 }
-

@@ -145,7 +145,8 @@ mod tests {
     #[test]
     fn tools_and_calls_are_read_for_the_template() {
         let tool = r#"{"type": "function", "function": {"name": "get", "parameters": {}}}"#;
-        let request = read(&format!(r#", "tools": [{tool}], "tool_choice": "auto", "parallel_tool_calls": false"#)).unwrap();
+        let request =
+            read(&format!(r#", "tools": [{tool}], "tool_choice": "auto", "parallel_tool_calls": false"#)).unwrap();
         let Prompt::Chat { input, .. } = &request.call.prompts[0] else { panic!("a chat has a chat prompt") };
         assert_eq!(input.variables["tools"][0]["function"]["name"], "get");
         assert!(!request.tools.parallel);

@@ -37,7 +37,8 @@ impl Tools {
             None | Some((_, Some("auto"))) => Ok(Self { definitions, parallel }),
             Some((_, Some("none"))) => Ok(Self { definitions: Vec::new(), parallel }),
             Some((Value::Object(_), _)) | Some((_, Some("required"))) => {
-                let message = "a tool_choice that forces a call is not supported by this server; give \"auto\" or \"none\"";
+                let message =
+                    "a tool_choice that forces a call is not supported by this server; give \"auto\" or \"none\"";
                 Err(ApiError::invalid("tool_choice", message))
             }
             Some((other, _)) => Err(wrong_type("tool_choice", "\"auto\" or \"none\"", other)),
@@ -50,7 +51,10 @@ fn definition(tool: Value, path: &str) -> Result<Value, ApiError> {
     let kind = tool["type"].as_str().unwrap_or_default();
     if kind != "function" {
         let name = format!("{path}.type");
-        return Err(ApiError::invalid(&*name, format!("{name}=\"{kind}\" is not supported by this server; give \"function\"")));
+        return Err(ApiError::invalid(
+            &*name,
+            format!("{name}=\"{kind}\" is not supported by this server; give \"function\""),
+        ));
     }
     let name = format!("{path}.function.name");
     match tool["function"]["name"].as_str() {

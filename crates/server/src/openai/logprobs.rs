@@ -88,8 +88,7 @@ pub(crate) fn prompt_logprobs(report: &PromptReport, names: TokenNames<'_>) -> V
         let rank = found.top.iter().position(|(likely, _)| likely == token_id).map(|place| place + 1);
         let top = found.top.iter().take(names.top_count).zip(1..);
         let likeliest = top.map(|((likely, logprob), rank)| entry(*likely, *logprob, Some(rank)));
-        let all: Map<String, Value> =
-            std::iter::once(entry(*token_id, found.sampled, rank)).chain(likeliest).collect();
+        let all: Map<String, Value> = std::iter::once(entry(*token_id, found.sampled, rank)).chain(likeliest).collect();
         entries.push(Value::Object(all));
     }
     Value::Array(entries)
@@ -132,11 +131,7 @@ impl ChatLogprobs {
                     .iter()
                     .take(names.top_count)
                     .map(|(token_id, logprob)| ChatTop {
-                        token: if *token_id == piece.token_id {
-                            names.piece(piece)
-                        } else {
-                            names.token(*token_id)
-                        },
+                        token: if *token_id == piece.token_id { names.piece(piece) } else { names.token(*token_id) },
                         logprob: finite(*logprob),
                         bytes: bytes(*token_id),
                     })

@@ -20,9 +20,9 @@ pub(crate) use chat_tools::Tools;
 pub(crate) use common::{Reported, StreamOptions};
 pub(crate) use completion_request::CompletionRequest;
 pub(crate) use logprobs::{ChatLogprobs, CompletionLogprobs, TokenNames, prompt_logprobs};
-pub(crate) use responses_request::ResponsesRequest;
-pub(crate) use tokenize_request::{DetokenizeRequest, TokenizeRequest};
 pub(crate) use response::{
     Answer, ChatBody, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatMessage, CompletionBody, CompletionChoice,
     CompletionChunk, Said, StopValue, ToolCallBody, UsageBody, finish_reason,
 };
+pub(crate) use responses_request::ResponsesRequest;
+pub(crate) use tokenize_request::{DetokenizeRequest, TokenizeRequest};

@@ -134,11 +134,9 @@ mod tests {
 
     #[test]
     fn a_wish_not_built_is_refused_by_name() {
-        for (field, value) in [
-            ("echo", "true"),
-            ("response_format", "{\"type\": \"json_object\"}"),
-            ("functions", "[{}]"),
-        ] {
+        for (field, value) in
+            [("echo", "true"), ("response_format", "{\"type\": \"json_object\"}"), ("functions", "[{}]")]
+        {
             let error = check(&format!("{{\"{field}\": {value}}}")).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(field));
         }

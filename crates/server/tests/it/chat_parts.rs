@@ -31,7 +31,10 @@ async fn tool_calls_are_told_apart_from_content() {
     let server = TestServer::saying_with(hermes(), CALLS).await;
     let answer = server.chat(&with_tools(&json!({}))).await.json();
     let choice = &answer["choices"][0];
-    assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &json!("Let me look.")));
+    assert_eq!(
+        (&choice["finish_reason"], &choice["message"]["content"]),
+        (&json!("tool_calls"), &json!("Let me look."))
+    );
     let calls = choice["message"]["tool_calls"].as_array().unwrap();
     assert_eq!(calls.len(), 2);
     assert_eq!(calls[0]["type"], "function");

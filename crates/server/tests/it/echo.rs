@@ -11,7 +11,8 @@ fn array(value: &Value) -> &[Value] {
 async fn e03_an_echoed_prompt_has_a_log_probability_for_every_token_but_the_first() {
     let server = TestServer::saying("speak").await;
     let prompt = server.tokenizer.encode("First, speak.", false).unwrap();
-    let body = json!({"prompt": [prompt], "echo": true, "logprobs": 1, "max_tokens": 1, "temperature": 0, "seed": 1234});
+    let body =
+        json!({"prompt": [prompt], "echo": true, "logprobs": 1, "max_tokens": 1, "temperature": 0, "seed": 1234});
     for streamed in [false, true] {
         let choice = if streamed {
             let mut body = body.clone();
@@ -53,7 +54,10 @@ async fn e04_nothing_to_produce_gives_the_prompt_alone() {
     let choice = &answer["choices"][0];
     assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(text), &json!("length")));
     assert_eq!(array(&choice["logprobs"]["tokens"]).len(), prompt.len());
-    assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&json!(prompt.len()), &json!(0)));
+    assert_eq!(
+        (&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]),
+        (&json!(prompt.len()), &json!(0))
+    );
     let plain = server.complete(&json!({"prompt": text, "echo": true, "max_tokens": 0})).await.json();
     assert_eq!(plain["choices"][0]["text"], text);
     // Without echo there is nothing to answer.

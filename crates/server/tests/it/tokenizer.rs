@@ -10,7 +10,10 @@ async fn text_and_chats_become_tokens_and_tokens_text() {
     let ids = server.tokenizer.encode(text, false).unwrap();
     let body = json!({"model": "tiny", "prompt": text, "add_special_tokens": false, "return_token_strs": true});
     let answer = server.post("/tokenize", &body).await.json();
-    assert_eq!((&answer["tokens"], &answer["count"], &answer["max_model_len"]), (&json!(ids), &json!(ids.len()), &json!(128)));
+    assert_eq!(
+        (&answer["tokens"], &answer["count"], &answer["max_model_len"]),
+        (&json!(ids), &json!(ids.len()), &json!(128))
+    );
     let joined: String = answer["token_strs"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
     assert_eq!(joined, text);
     assert_eq!(server.post("/detokenize", &json!({"tokens": ids})).await.json(), json!({"prompt": text}));

@@ -117,7 +117,12 @@ mod tests {
     use super::*;
 
     /// The parts of `text`, the same whether it comes whole or letter by letter.
-    fn parts(reasoning: Option<ReasoningFormat>, tools: Option<ToolFormat>, prompt: &str, text: &str) -> Vec<AnswerPart> {
+    fn parts(
+        reasoning: Option<ReasoningFormat>,
+        tools: Option<ToolFormat>,
+        prompt: &str,
+        text: &str,
+    ) -> Vec<AnswerPart> {
         let read = |pieces: &[&str]| {
             let mut reader = AnswerReader::new(reasoning, tools, prompt);
             let mut found = Vec::new();
@@ -198,7 +203,8 @@ mod tests {
     #[test]
     fn mistral_calls_come_as_a_list_or_one_by_one() {
         let mistral = Some(ToolFormat::Mistral);
-        let list = "[TOOL_CALLS][{\"name\": \"get\", \"arguments\": {\"a\": 1}}, {\"name\": \"now\", \"arguments\": {}}]";
+        let list =
+            "[TOOL_CALLS][{\"name\": \"get\", \"arguments\": {\"a\": 1}}, {\"name\": \"now\", \"arguments\": {}}]";
         assert_eq!(parts(None, mistral, "", list), [call("get", "{\"a\": 1}"), call("now", "{}")]);
         let single = "ok[TOOL_CALLS]get[ARGS]{\"a\": 1}[TOOL_CALLS]now{}";
         assert_eq!(parts(None, mistral, "", single), [said("ok"), call("get", "{\"a\": 1}"), call("now", "{}")]);

@@ -39,7 +39,9 @@ impl ReasoningFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// The first marker may come; some models think without it.
-    Start { thinks_anyway: bool },
+    Start {
+        thinks_anyway: bool,
+    },
     Thinking,
     Answering,
 }

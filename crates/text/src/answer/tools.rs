@@ -86,9 +86,15 @@ impl ToolFormat {
 enum Next {
     More,
     /// Calls, and whether more may follow without another opening marker.
-    Calls { calls: Vec<ToolCall>, length: usize, goes_on: bool },
+    Calls {
+        calls: Vec<ToolCall>,
+        length: usize,
+        goes_on: bool,
+    },
     /// The end of the calls.
-    End { length: usize },
+    End {
+        length: usize,
+    },
     /// No call.
     Broken,
 }
