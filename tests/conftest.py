@@ -18,6 +18,11 @@ StartDaemon = Callable[..., Daemon]
 StartWorker = Callable[..., ScriptedWorker]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much of what can be had in any length."""
+    parser.addoption("--requests", type=int, default=120, help="requests of each test of random traffic on real models")
+
+
 def pytest_configure() -> None:
     """A test run that is ended from outside ends its children too: SIGTERM unwinds instead of killing at once."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -67,15 +67,16 @@ def test_a19_a_killed_worker_hangs_no_stream(start_fleet: StartFleet, lockstep: 
 @pytest.mark.parametrize(
     ("worker", "told"),
     [
-        ("--refuse-at-step 12", "dp1: refused the plan of step 12: rule 13"),
-        ("--lie-digest-at-step 12", "dp1: false reply to step 12: digest"),
-        ("--lie-passes-at-step 12", "dp1: false reply to step 12: passes: expected 1, got 2"),
-        ("--die-at-step 12", "dp1: worker lost"),
+        ("--refuse-at-step 60", "dp1: refused the plan of step 60: rule 13"),
+        ("--lie-digest-at-step 60", "dp1: false reply to step 60: digest"),
+        ("--lie-passes-at-step 60", "dp1: false reply to step 60: passes: expected 1, got 2"),
+        ("--die-at-step 60", "dp1: worker lost"),
     ],
 )
 def test_a_fault_in_lockstep_ends_the_streams_and_the_group_comes_back(start_fleet: StartFleet, worker: str, told: str) -> None:
-    daemon = start_fleet("-dp=2", "--lockstep=on", worker=f"{worker} --only-dp-rank 1 --until-epoch 1 --delay-ms 2")
-    streams = [Stream(daemon, body([number + 1, 2], 300)).wait_first() for number in range(4)]
+    daemon = start_fleet("-dp=2", "--lockstep=on", worker=f"{worker} --only-dp-rank 1 --until-epoch 1 --delay-ms 10")
+    # Sixty steps are time enough for all four to be under way, on a busy machine too.
+    streams = [Stream(daemon, body([number + 1, 2], 300)) for number in range(4)]
     for stream in streams:
         assert stream.wait_end(limit_s=10).error is not None, stream.events[-1]
     daemon.wait_line(lambda line: told in line, limit_s=5, what=f"line with {told!r}")

@@ -1,4 +1,4 @@
-"""How many drafts of the draft layer are accepted: 50 held-out questions, 64 new tokens each."""
+"""How many drafts of the draft layer are accepted on held-out questions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from training import corpus
 from training.model import Model
 
+# What the model card's numbers are of.
 QUESTIONS = 50
 NEW_TOKENS = 64
 MOST_DRAFTS = 3
@@ -30,21 +31,21 @@ class Acceptance:
 
 
 @torch.no_grad()
-def measure(network: Model, tokenizer: Tokenizer, temperature: float) -> Acceptance:
-    """Continue the questions and count what speculative steps would have accepted.
+def measure(network: Model, tokenizer: Tokenizer, temperature: float, count: int = QUESTIONS) -> Acceptance:
+    """Continue the first `count` questions by `NEW_TOKENS` tokens and count what speculative steps would have accepted.
 
     Verification gives the very tokens that plain decoding gives, so it is enough to decode plainly and to compare each
     token with what the draft layer says before it. At a temperature both sides sample with the noise of the token's index.
     """
-    questions = corpus.held_out_problems()[:QUESTIONS]
+    questions = corpus.held_out_problems()[:count]
     prompts = [tokenizer.encode(corpus.prompt(question)).ids for question, _ in questions]
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     width = int(lengths.max()) + NEW_TOKENS + MOST_DRAFTS
-    tokens = torch.zeros(QUESTIONS, width, dtype=torch.long)
+    tokens = torch.zeros(count, width, dtype=torch.long)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)
-    rows = torch.arange(QUESTIONS)
-    noise = _noise(tokenizer.get_vocab_size())
+    rows = torch.arange(count)
+    noise = _noise(count, tokenizer.get_vocab_size())
     for index in range(NEW_TOKENS):
         last = lengths + index - 1
         logits = network(tokens[:, : int(last.max()) + 1], 0)[0][rows, last]
@@ -89,9 +90,9 @@ def _walk(hits: list[list[bool]], drafts: int, found: list[list[int]]) -> None:
         index += accepted + 1
 
 
-def _noise(vocabulary_size: int) -> Tensor:
+def _noise(count: int, vocabulary_size: int) -> Tensor:
     """Gumbel noise [questions, new tokens + drafts, vocabulary] of fixed seed."""
-    uniform = torch.rand(QUESTIONS, NEW_TOKENS + MOST_DRAFTS, vocabulary_size, generator=torch.Generator().manual_seed(1))
+    uniform = torch.rand(count, NEW_TOKENS + MOST_DRAFTS, vocabulary_size, generator=torch.Generator().manual_seed(1))
     return -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-7)))
 
 
