@@ -144,3 +144,53 @@ def test_logprobs(case: dict[str, Any]) -> None:
 def test_ngram_drafts(case: dict[str, Any]) -> None:
     drafts = propose(case["history"], case["count"], case["length_max"], case["length_min"])
     assert drafts == case["drafts"]
+
+
+def adjusted(case: dict[str, Any], logits: Floats, output: list[int]) -> Floats:
+    """A row after penalties, bias, allowed tokens, bad words and min_tokens, in f32."""
+    values = logits.astype(np.float32)
+    for token in range(len(values)):
+        times = output.count(token)
+        if times or token in case["prompt"]:
+            penalty = np.float32(case["repetition_penalty"])
+            values[token] = values[token] / penalty if values[token] > 0 else values[token] * penalty
+        if times:
+            values[token] -= np.float32(case["frequency_penalty"]) * np.float32(times)
+            values[token] -= np.float32(case["presence_penalty"])
+    for token, bias in case["logit_bias"]:
+        values[token] += np.float32(bias)
+    if case["allowed_token_ids"] is not None:
+        values[[token for token in range(len(values)) if token not in case["allowed_token_ids"]]] = -np.inf
+    excluded = values.copy()
+    for *before, last in case["bad_words"]:
+        if output[len(output) - len(before) :] == before:
+            excluded[last] = -np.inf
+    if len(output) < case["min_tokens"]:
+        excluded[case["ending_token_ids"]] = -np.inf
+    result: Floats = (values if np.isneginf(excluded).all() else excluded).astype(np.float64)
+    return result
+
+
+@pytest.mark.parametrize("case", VECTORS["adjusted"])
+def test_c15_adjusted_rows_with_drafts(case: dict[str, Any]) -> None:
+    params, logits = case["params"], row(case["row_at_every_position"])
+    output = list(case["output"])
+    emitted: list[int] = []
+    for draft in [*case["drafts"], -1]:
+        index = len(case["prompt"]) + len(output)
+        emitted.append(sample(params, adjusted(case, logits, output), index))
+        if emitted[-1] != draft:
+            break
+        output.append(draft)
+    assert emitted == case["emitted"]
+
+
+@pytest.mark.parametrize("case", VECTORS["adjusted"])
+def test_adjustments_follow_the_parameters_in_their_bytes(case: dict[str, Any]) -> None:
+    fields = msgpack.unpackb(bytes.fromhex(case["params"]["bytes"]))
+    names = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+    assert fields[6] is None
+    assert [struct.unpack("<f", struct.pack("<I", bits))[0] for bits in fields[7:10]] == [case[name] for name in names]
+    bias = [[token, struct.unpack("<f", struct.pack("<I", bits))[0]] for token, bits in fields[10]]
+    lists = ("allowed_token_ids", "bad_words", "min_tokens", "ending_token_ids")
+    assert [bias, *fields[11:]] == [case["logit_bias"], *(case[name] for name in lists)]

@@ -9,6 +9,7 @@ mod arrays;
 mod daemon;
 mod errors;
 mod outcomes;
+mod prompt;
 mod sampling;
 mod share;
 mod step;

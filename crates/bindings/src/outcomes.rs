@@ -3,7 +3,9 @@
 use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, WorkerStep};
 use paceline_plan::{LogitsWanted, Row, TokenLogprobs};
 use paceline_sampling::ngram::{self, NgramLengths};
-use paceline_sampling::{Error, Sampler, Scratch};
+use paceline_sampling::{Context, Error, Sampler, Scratch};
+
+use crate::prompt::{LastLogits, entry};
 
 /// An unusable row of a step.
 pub(crate) struct RowError {
@@ -17,6 +19,7 @@ pub(crate) struct RowError {
 pub(crate) fn sample_rows(
     table: &SeatTable,
     samplers: &[Option<Sampler>],
+    last_logits: &mut LastLogits,
     step: &WorkerStep,
     mut logits: &[&[f32]],
     scratch: &mut Scratch,
@@ -26,10 +29,32 @@ pub(crate) fn sample_rows(
         let (of_row, rest) = logits.split_at(row.logits_count() as usize);
         logits = rest;
         let sampler = samplers[row.seat.index()].as_ref().expect("an admitted seat has a sampler");
-        let outcome = sample_row(state_of(table, row), sampler, row, of_row, scratch);
+        let outcome = outcome(state_of(table, row), sampler, last_logits, row, of_row, scratch);
         outcomes.push(outcome.map_err(|error| RowError { row: index, seat: row.seat.get(), error })?);
     }
     Ok(outcomes)
+}
+
+/// What comes of one row: the log-probabilities of its part of the prompt where they are wanted, then its tokens.
+fn outcome(
+    state: &SeatState,
+    sampler: &Sampler,
+    last_logits: &mut LastLogits,
+    row: &Row,
+    logits: &[&[f32]],
+    scratch: &mut Scratch,
+) -> Result<RowOutcome, Error> {
+    if row.logits != LogitsWanted::All {
+        return sample_row(state, sampler, row, logits, scratch);
+    }
+    let mut logprobs = last_logits.entries(state, sampler, row, logits, scratch)?;
+    let mut outcome = sample_row(state, sampler, row, logits, scratch)?;
+    if !logprobs.is_empty() {
+        outcome.logprobs.resize(outcome.emitted.len(), TokenLogprobs::default());
+        logprobs.append(&mut outcome.logprobs);
+        outcome.logprobs = logprobs;
+    }
+    Ok(outcome)
 }
 
 fn sample_row(
@@ -46,15 +71,8 @@ fn sample_row(
         LogitsWanted::Last | LogitsWanted::All => (&logits[logits.len() - 1..], &[][..]),
         LogitsWanted::Verify => (logits, &state.drafts()[..row.drafts as usize]),
     };
-    let produced = sampler.produce(logits, drafts, state.known().into(), scratch)?;
-    let entries = produced.emitted.iter().zip(&produced.logprobs).map(|(token_id, found)| TokenLogprobs {
-        token_ids: std::iter::once(*token_id).chain(found.top.iter().map(|(id, _)| *id)).collect(),
-        logprob_bits: std::iter::once(found.sampled)
-            .chain(found.top.iter().map(|(_, logprob)| *logprob))
-            .map(f32::to_bits)
-            .collect(),
-    });
-    let logprobs = entries.collect();
+    let produced = sampler.produce(logits, drafts, &context_of(state), scratch)?;
+    let logprobs = produced.emitted.iter().zip(&produced.logprobs).map(|(id, found)| entry(*id, found)).collect();
     let accepted = u32::try_from(produced.accepted).expect("a row has fewer than 2^32 drafts");
     Ok(RowOutcome { accepted, emitted: produced.emitted, proposed: Vec::new(), logprobs })
 }
@@ -94,11 +112,16 @@ pub(crate) fn propose_sampled(
     let sampled = rows.filter(|(_, (_, outcome))| !outcome.emitted.is_empty());
     for ((index, (row, outcome)), logits) in sampled.zip(logits) {
         let sampler = samplers[row.seat.index()].as_ref().expect("an admitted seat has a sampler");
-        let place = u64::from(state_of(table, row).known()) + (outcome.emitted.len() + outcome.proposed.len()) as u64;
-        let drafted = sampler.sample(logits, place, scratch);
+        let before = [outcome.emitted.as_slice(), &outcome.proposed].concat();
+        let drafted = sampler.choose(logits, &context_of(state_of(table, row)), &before, scratch);
         outcome.proposed.push(drafted.map_err(|error| RowError { row: index, seat: row.seat.get(), error })?);
     }
     Ok(())
+}
+
+/// Where the next token of a request stands.
+fn context_of(state: &SeatState) -> Context<'_> {
+    Context { prompt_len: state.prompt_len().into(), index: state.known().into(), tokens: state.tokens() }
 }
 
 fn state_of<'a>(table: &'a SeatTable, row: &Row) -> &'a SeatState {

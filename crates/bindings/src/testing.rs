@@ -199,7 +199,7 @@ pub(crate) fn sampling_bytes_for_test(
     seed: u64,
     logprobs: Option<u32>,
 ) -> PyResult<Bound<'_, PyBytes>> {
-    let params = SamplingParams { temperature, top_k, top_p, min_p, seed, logprobs };
+    let params = SamplingParams { temperature, top_k, top_p, min_p, seed, logprobs, ..SamplingParams::default() };
     params.validate().map_err(|error| sampling_error(py, &error, None))?;
     Ok(PyBytes::new(py, &params.to_bytes()))
 }

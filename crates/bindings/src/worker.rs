@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use crate::arrays::ArraysOfCaller;
 use crate::errors::{StepOutOfOrder, plan_error, sampling_error};
 use crate::outcomes::{propose_drafts, propose_sampled, sample_rows};
+use crate::prompt::LastLogits;
 use crate::step::Step;
 
 /// Decodes, checks and applies plans; fills buffers; samples; makes replies.
@@ -21,6 +22,7 @@ pub(crate) struct WorkerCore {
     dp_rank: u32,
     /// One entry for each seat: the sampler of the request on it.
     samplers: Vec<Option<Sampler>>,
+    last_logits: LastLogits,
     /// Whether an admission of this epoch had unusable sampling parameters: the table has not seen that.
     refused: bool,
     /// The step begun last and not yet answered.
@@ -79,6 +81,7 @@ impl WorkerCore {
             table,
             dp_rank,
             samplers,
+            last_logits: LastLogits::new(seats),
             refused: false,
             current: None,
             scratch: Scratch::default(),
@@ -91,6 +94,7 @@ impl WorkerCore {
     fn reset(&mut self, epoch: u32) {
         self.table.reset(Epoch::new(epoch));
         self.samplers.fill(None);
+        self.last_logits.clear_all();
         self.refused = false;
         self.current = None;
     }
@@ -227,8 +231,9 @@ impl WorkerCore {
         let view = logits.as_array();
         let rows = rows_of(&view, step.logits_count(), self.table.limits().vocab_size)?;
         let (table, samplers, scratch, plan) = (&self.table, &self.samplers, &mut self.scratch, &step.plan);
+        let last_logits = &mut self.last_logits;
         let outcomes = py
-            .detach(|| sample_rows(table, samplers, plan, &rows, scratch))
+            .detach(|| sample_rows(table, samplers, last_logits, plan, &rows, scratch))
             .map_err(|error| sampling_error(py, &error.error, Some((error.row, error.seat))))?;
         step.outcomes = Some(outcomes);
         Ok(())
@@ -311,6 +316,7 @@ impl WorkerCore {
         let plan = self.table.begin(header, group_part, rank_part)?;
         for release in plan.rank.releases() {
             self.samplers[release.seat.index()] = None;
+            self.last_logits.clear(release.seat.index());
         }
         for admission in plan.rank.admissions() {
             let sampler = Sampler::from_bytes(&admission.sampling).map_err(|error| {
@@ -318,6 +324,7 @@ impl WorkerCore {
                 Error::Decode { message: format!("sampling of seat {}: {error}", admission.seat) }
             })?;
             self.samplers[admission.seat.index()] = Some(sampler);
+            self.last_logits.clear(admission.seat.index());
         }
         Ok(plan)
     }

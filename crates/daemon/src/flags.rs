@@ -4,6 +4,8 @@
 //! file before the default, which [`crate::settings`] knows.
 
 use clap::ValueEnum;
+use paceline_server::{ChatOptions, RequestLimits};
+use paceline_text::{ReasoningFormat, ToolFormat};
 use serde::{Deserialize, Serialize};
 
 /// The type that weights and KV cache have.
@@ -194,6 +196,28 @@ pub(crate) struct Flags {
     #[arg(long, help_heading = "Queue (limits of the whole fleet)")]
     pub(crate) max_num_queued_tokens: Option<u64>,
 
+    /// How the model writes tool calls [default: as its chat template teaches]
+    #[arg(long, help_heading = "Clients", value_parser = ToolFormat::NAMES)]
+    pub(crate) tool_call_parser: Option<String>,
+    /// How the model marks its reasoning, which then has a field of its own [default: none]
+    #[arg(long, help_heading = "Clients", value_parser = ReasoningFormat::NAMES)]
+    pub(crate) reasoning_parser: Option<String>,
+    /// Bytes of one request; more get 413 [default: 33554432]
+    #[arg(long, help_heading = "Clients")]
+    pub(crate) max_body_bytes: Option<usize>,
+    /// Tokens of one prompt; more get 400 [default: what the model's context leaves]
+    #[arg(long, help_heading = "Clients")]
+    pub(crate) max_prompt_tokens: Option<u32>,
+    /// Stop strings of one call; more get 400 [default: 64]
+    #[arg(long, help_heading = "Clients")]
+    pub(crate) max_stop_strings: Option<usize>,
+    /// Calls that run or wait at once, streams among them; more get 429 [default: 16384]
+    #[arg(long, help_heading = "Clients")]
+    pub(crate) max_open_calls: Option<usize>,
+    /// Origins whose pages may call from a browser, as http://a.example,https://b.example; * for all [default: none]
+    #[arg(long, help_heading = "Clients", value_delimiter = ',')]
+    pub(crate) cors_allow_origins: Option<Vec<String>>,
+
     /// Interpreter that prepares models and runs workers [default: this one, or python3]
     #[arg(long, help_heading = "Processes")]
     pub(crate) python: Option<String>,
@@ -228,6 +252,25 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
+    /// How answers to chats are read. Names that a file gives and nobody knows mean nothing here: flags are checked.
+    pub(crate) fn chat_options(&self) -> ChatOptions {
+        ChatOptions {
+            tool_format: self.tool_call_parser.as_deref().and_then(ToolFormat::from_name),
+            reasoning: self.reasoning_parser.as_deref().and_then(ReasoningFormat::from_name),
+        }
+    }
+
+    /// What clients may ask for.
+    pub(crate) fn request_limits(&self) -> RequestLimits {
+        let default = RequestLimits::default();
+        RequestLimits {
+            body_bytes: self.max_body_bytes.unwrap_or(default.body_bytes),
+            stop_strings: self.max_stop_strings.unwrap_or(default.stop_strings),
+            prompt_tokens: self.max_prompt_tokens,
+            open_calls: self.max_open_calls.unwrap_or(default.open_calls),
+        }
+    }
+
     /// These settings, and where they say nothing those of `below`.
     pub(crate) fn over(self, below: Self) -> Self {
         let mut merged = as_map(below);

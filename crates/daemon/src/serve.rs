@@ -104,6 +104,9 @@ async fn run(
         sampling_defaults: tokenizer.settings().sampling.clone(),
         tokenizer,
         api_key: settings.flags.api_key.clone(),
+        chat: settings.flags.chat_options(),
+        limits: settings.flags.request_limits(),
+        cors_origins: settings.flags.cors_allow_origins.clone().unwrap_or_default(),
     };
     let server = Server::build(options, handle.clone(), sockets.listeners);
 

@@ -6,6 +6,7 @@ use paceline_engine::{ExpertParallel, ModelSettings};
 use paceline_fleet::{Config as FleetConfig, Deadlines};
 use paceline_plan::WorkerLimits;
 use paceline_scheduler::{Drafter, QueueLimits, ShapeConfig};
+use paceline_text::{ReasoningFormat, ToolFormat};
 
 use crate::Failure;
 use crate::cli::Serve;
@@ -95,6 +96,13 @@ impl Settings {
     }
 
     fn check(&self) -> Result<(), Failure> {
+        let flags = &self.flags;
+        if let Some(name) = flags.tool_call_parser.as_deref().filter(|name| !ToolFormat::NAMES.contains(name)) {
+            return Err(usage(format!("--tool-call-parser: {name} is none of {}", ToolFormat::NAMES.join(", "))));
+        }
+        if let Some(name) = flags.reasoning_parser.as_deref().filter(|name| !ReasoningFormat::NAMES.contains(name)) {
+            return Err(usage(format!("--reasoning-parser: {name} is none of {}", ReasoningFormat::NAMES.join(", "))));
+        }
         let flags = &self.flags;
         within("--max-num-seqs", self.max_num_seqs().into(), 1, 65_536)?;
         within("--max-num-batched-tokens", self.max_num_batched_tokens().into(), 1, 1 << 24)?;

@@ -17,7 +17,8 @@ pub(crate) fn spec(id: u64, request: GenerateRequest) -> RequestSpec {
         stop_token_ids: request.stop_token_ids,
         pinned: request.dp_rank.map(DpRank::new),
         priority: request.priority,
-        history: false,
+        history: request.sampling.adjust.needs_history(),
+        prompt_logprobs: request.sampling.prompt_logprobs.is_some(),
     }
 }
 
@@ -63,7 +64,7 @@ pub(crate) fn outputs(tokens: Vec<EmittedToken>) -> Vec<TokenOutput> {
 }
 
 /// The first entry is the token's own, the rest are the most likely ones.
-fn logprobs(logprobs: PlanLogprobs) -> TokenLogprobs {
+pub(crate) fn logprobs(logprobs: PlanLogprobs) -> TokenLogprobs {
     let mut values = logprobs.logprob_bits.into_iter().map(f32::from_bits);
     let sampled = values.next().unwrap_or(f32::NEG_INFINITY);
     TokenLogprobs { sampled, top: logprobs.token_ids.into_iter().skip(1).zip(values).collect() }

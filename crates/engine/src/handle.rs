@@ -47,6 +47,12 @@ pub struct TokenOutput {
 /// What happens to a request after it was accepted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StreamEvent {
+    /// Log-probabilities of prompt tokens, where the request wants them: all of them, from the second token on, come
+    /// before the first token of the output.
+    PromptLogprobs {
+        /// In order, at least one.
+        logprobs: Vec<TokenLogprobs>,
+    },
     /// New tokens, at least one; more follow.
     Tokens {
         /// In order.

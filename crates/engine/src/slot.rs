@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Notify, mpsc};
 
 use crate::event::Event;
-use crate::handle::{FailureKind, FinishReason, StreamEvent, TokenOutput};
+use crate::handle::{FailureKind, FinishReason, StreamEvent, TokenLogprobs, TokenOutput};
 
 #[derive(Debug)]
 enum End {
@@ -20,6 +20,7 @@ enum End {
 
 #[derive(Debug, Default)]
 struct Waiting {
+    prompt_logprobs: Vec<TokenLogprobs>,
     tokens: Vec<TokenOutput>,
     end: Option<End>,
     closed: bool,
@@ -62,6 +63,10 @@ impl Slot {
     /// What the reader gets now: nothing yet, an event, or (`Some(None)`) nothing ever again.
     fn take(&self) -> Option<Option<StreamEvent>> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if !waiting.prompt_logprobs.is_empty() {
+            let logprobs = std::mem::take(&mut waiting.prompt_logprobs);
+            return Some(Some(StreamEvent::PromptLogprobs { logprobs }));
+        }
         let tokens = std::mem::take(&mut waiting.tokens);
         match waiting.end.take() {
             // What was produced before a failure is delivered before it.
@@ -109,6 +114,11 @@ pub struct TokenSink {
 impl TokenSink {
     pub(crate) const fn new(slot: Arc<Slot>) -> Self {
         Self { slot }
+    }
+
+    /// Adds log-probabilities of prompt tokens. They are dropped after the end.
+    pub fn prompt_logprobs(&self, mut logprobs: Vec<TokenLogprobs>) {
+        self.slot.update(|waiting| waiting.prompt_logprobs.append(&mut logprobs));
     }
 
     /// Adds tokens. They are dropped after the end.

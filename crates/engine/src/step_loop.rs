@@ -206,7 +206,11 @@ impl StepLoop {
                 self.peers.control(worker, ToWorker::Stop(Stop { reason }));
                 self.peers.remove(worker);
             }
-            Action::Answer { .. } | Action::Tokens { .. } | Action::Fail { .. } | Action::Aborted { .. } => {
+            Action::Answer { .. }
+            | Action::Tokens { .. }
+            | Action::PromptLogprobs { .. }
+            | Action::Fail { .. }
+            | Action::Aborted { .. } => {
                 self.outbox.push(action);
             }
             Action::Respawn { place } => {
@@ -246,6 +250,11 @@ impl StepLoop {
             Action::Tokens { request, tokens, finish: Some(finish) } => {
                 if let Some(sink) = self.forget(request) {
                     sink.finish(convert::outputs(tokens), convert::finish(finish));
+                }
+            }
+            Action::PromptLogprobs { request, logprobs } => {
+                if let Some(sink) = self.sinks.get(&request) {
+                    sink.prompt_logprobs(logprobs.into_iter().map(convert::logprobs).collect());
                 }
             }
             Action::Fail { request, kind, message } => {

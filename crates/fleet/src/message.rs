@@ -1,6 +1,6 @@
 //! Everything that goes into a fleet and everything that comes out.
 
-use paceline_plan::{DpRank, Epoch, Error as PlanError, GroupId, StepId, StepReply};
+use paceline_plan::{DpRank, Epoch, Error as PlanError, GroupId, StepId, StepReply, TokenLogprobs};
 use paceline_scheduler::{EmittedToken, Finish, Refusal, RequestId, RequestSpec};
 
 use crate::place::Place;
@@ -266,6 +266,13 @@ pub enum Action {
         tokens: Vec<EmittedToken>,
         /// Why there are no more.
         finish: Option<Finish>,
+    },
+    /// Log-probabilities of prompt tokens, in order, from the second token on; before any token of the output.
+    PromptLogprobs {
+        /// Whose prompt.
+        request: RequestId,
+        /// One entry per token, its own first.
+        logprobs: Vec<TokenLogprobs>,
     },
     /// A request ends with an error.
     Fail {

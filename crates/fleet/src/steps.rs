@@ -169,7 +169,13 @@ impl Fleet {
 
     fn deliver(&mut self, outputs: Vec<Output>) {
         for output in outputs {
-            let Output { id, tokens, finished } = output;
+            let Output { id, prompt_logprobs, tokens, finished } = output;
+            if !prompt_logprobs.is_empty() {
+                self.actions.push(Action::PromptLogprobs { request: id, logprobs: prompt_logprobs });
+            }
+            if tokens.is_empty() {
+                continue;
+            }
             self.counters.tokens += tokens.len() as u64;
             if finished.is_some() {
                 self.counters.finished += 1;

@@ -30,7 +30,8 @@ pub struct RowReply {
     pub emitted: Vec<u32>,
     /// Drafts proposed for the next step.
     pub proposed: u32,
-    /// One entry per emitted token where the request wants them, else empty.
+    /// First an entry for each prompt token that the row reports, in order: the last of the row's own tokens that belong
+    /// to the prompt. Then one per emitted token where any is wanted; empty entries stand for those that are not.
     pub logprobs: Vec<TokenLogprobs>,
 }
 
@@ -76,7 +77,9 @@ pub struct ReplyWire {
     emitted_counts: Words,
     emitted: Words,
     proposed: Words,
-    /// Entries per emitted token, 0 where none are wanted; empty when no row wants any.
+    /// Log-probabilities reported by each row; empty when no row has any.
+    logprob_rows: Words,
+    /// Entries of each of them, 0 where none are wanted.
     logprob_counts: Words,
     logprob_token_ids: Words,
     logprob_bits: Words,
@@ -102,6 +105,7 @@ impl From<&StepReply> for ReplyWire {
             emitted_counts: column(rows, |row| row.emitted.len() as u32),
             emitted: reply.rows.iter().flat_map(|row| row.emitted.iter().copied()).collect(),
             proposed: column(rows, |row| row.proposed),
+            logprob_rows: Words::default(),
             logprob_counts: Words::default(),
             logprob_token_ids: Words::default(),
             logprob_bits: Words::default(),
@@ -110,15 +114,11 @@ impl From<&StepReply> for ReplyWire {
             timings_us: reply.timings_us.to_vec().into(),
         };
         if reply.rows.iter().any(|row| !row.logprobs.is_empty()) {
-            for row in &reply.rows {
-                for index in 0..row.emitted.len() {
-                    let entry = row.logprobs.get(index);
-                    wire.logprob_counts.push(entry.map_or(0, |entry| entry.token_ids.len() as u32));
-                    if let Some(entry) = entry {
-                        wire.logprob_token_ids.0.extend_from_slice(&entry.token_ids);
-                        wire.logprob_bits.0.extend_from_slice(&entry.logprob_bits);
-                    }
-                }
+            wire.logprob_rows = column(rows, |row| row.logprobs.len() as u32);
+            for entry in reply.rows.iter().flat_map(|row| &row.logprobs) {
+                wire.logprob_counts.push(entry.token_ids.len() as u32);
+                wire.logprob_token_ids.0.extend_from_slice(&entry.token_ids);
+                wire.logprob_bits.0.extend_from_slice(&entry.logprob_bits);
             }
         }
         wire
@@ -153,6 +153,9 @@ impl TryFrom<ReplyWire> for StepReply {
         for column in [&wire.generations, &wire.known, &wire.accepted, &wire.emitted_counts, &wire.proposed] {
             check_equal(11, "length of a reply column", count as i64, column.len() as i64)?;
         }
+        if !wire.logprob_rows.is_empty() {
+            check_equal(11, "length of a reply column", count as i64, wire.logprob_rows.len() as i64)?;
+        }
         let timings_us = <[u32; 4]>::try_from(&wire.timings_us[..])
             .map_err(|_| Error::rule(11, "timings", 4, wire.timings_us.len() as i64))?;
         let mut emitted = Cursor { words: &wire.emitted, field: "emitted tokens" };
@@ -163,15 +166,12 @@ impl TryFrom<ReplyWire> for StepReply {
         for index in 0..count {
             let emitted_count = wire.emitted_counts[index];
             let mut logprobs = Vec::new();
-            if !wire.logprob_counts.is_empty() {
-                for entries in counts.take(emitted_count)? {
+            if let Some(reported) = wire.logprob_rows.get(index) {
+                for entries in counts.take(*reported)? {
                     logprobs.push(TokenLogprobs {
                         token_ids: ids.take(*entries)?.to_vec(),
                         logprob_bits: bits.take(*entries)?.to_vec(),
                     });
-                }
-                if logprobs.iter().all(|entry| entry.token_ids.is_empty()) {
-                    logprobs.clear();
                 }
             }
             rows.push(RowReply {

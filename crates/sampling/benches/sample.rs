@@ -16,10 +16,10 @@ fn main() {
         let cases = [
             ("greedy", SamplingParams::greedy()),
             ("temperature 0.8", base),
-            ("top-k 40", SamplingParams { top_k: 40, ..base }),
-            ("top-p 0.95", SamplingParams { top_p: 0.95, ..base }),
-            ("top-k 40, top-p 0.95", SamplingParams { top_k: 40, top_p: 0.95, ..base }),
-            ("min-p 0.05", SamplingParams { min_p: 0.05, ..base }),
+            ("top-k 40", SamplingParams { top_k: 40, ..base.clone() }),
+            ("top-p 0.95", SamplingParams { top_p: 0.95, ..base.clone() }),
+            ("top-k 40, top-p 0.95", SamplingParams { top_k: 40, top_p: 0.95, ..base.clone() }),
+            ("min-p 0.05", SamplingParams { min_p: 0.05, ..base.clone() }),
         ];
         let mut scratch = Scratch::default();
         for (name, params) in cases {

@@ -29,6 +29,44 @@ pub enum Error {
         /// The count given.
         got: u32,
     },
+    /// A value is outside its range.
+    #[error("{field} must be between {low} and {high}, got {got}")]
+    Range {
+        /// The request field.
+        field: &'static str,
+        /// The least allowed.
+        low: f32,
+        /// The most allowed.
+        high: f32,
+        /// The value given.
+        got: f32,
+    },
+    /// A list is too long.
+    #[error("{field} takes at most {most} entries, got {got}")]
+    TooMany {
+        /// The request field.
+        field: &'static str,
+        /// Entries allowed.
+        most: usize,
+        /// Entries given.
+        got: usize,
+    },
+    /// A list that must hold something is empty.
+    #[error("{field} must not be empty")]
+    Empty {
+        /// The request field.
+        field: &'static str,
+    },
+    /// A field names a token that does not exist.
+    #[error("{field} names token {got}, outside the vocabulary of {vocab_size}")]
+    FieldToken {
+        /// The request field.
+        field: &'static str,
+        /// Tokens there are.
+        vocab_size: usize,
+        /// The token named.
+        got: u32,
+    },
     /// The parameter bytes are not a msgpack array of the known fields.
     #[error("sampling parameters cannot be decoded: {message}")]
     Bytes {
@@ -84,6 +122,10 @@ impl Error {
             Self::TopP { .. } => Some("top_p"),
             Self::MinP { .. } => Some("min_p"),
             Self::Logprobs { .. } => Some("logprobs"),
+            Self::Range { field, .. }
+            | Self::TooMany { field, .. }
+            | Self::Empty { field }
+            | Self::FieldToken { field, .. } => Some(field),
             _ => None,
         }
     }

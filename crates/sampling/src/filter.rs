@@ -9,12 +9,14 @@
 //!   `top_p * total` stays.
 //! - min-p keeps tokens with `value - largest >= ln(min_p)`.
 
+use crate::adjust::AdjustScratch;
 use crate::scan::{Largest, token_id};
 
 /// Buffers that live from one token to the next, so that sampling allocates nothing.
 #[derive(Debug, Default)]
 pub struct Scratch {
     keys: Vec<u64>,
+    pub(crate) adjusted: AdjustScratch,
 }
 
 impl Scratch {

@@ -1,5 +1,6 @@
 //! What a request says about sampling, and the seeds of its choices.
 
+use crate::adjust::{Adjustments, outside};
 use crate::{Error, philox};
 
 /// The most alternatives reported with one token.
@@ -7,7 +8,7 @@ pub const LOGPROBS_MAX: u32 = 20;
 
 /// The sampling part of one request. Plain data: [`SamplingParams::validate`] says whether it can be used, and
 /// [`crate::Sampler`] exists only for parameters that passed.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
     /// Divides the logits; 0 is greedy.
     pub temperature: f32,
@@ -21,12 +22,25 @@ pub struct SamplingParams {
     pub seed: u64,
     /// `None`: no log-probabilities. `Some(n)`: that of the token produced and of the n likeliest.
     pub logprobs: Option<u32>,
+    /// `Some(n)`: the log-probability of each prompt token, and of the n likeliest in its place.
+    pub prompt_logprobs: Option<u32>,
+    /// Changes to single logits, before the temperature.
+    pub adjust: Adjustments,
 }
 
 impl Default for SamplingParams {
     /// Plain sampling at temperature 1 with nothing filtered.
     fn default() -> Self {
-        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, logprobs: None }
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            logprobs: None,
+            prompt_logprobs: None,
+            adjust: Adjustments::default(),
+        }
     }
 }
 
@@ -51,9 +65,22 @@ impl SamplingParams {
         if !(self.min_p >= 0.0 && self.min_p <= 1.0) {
             return Err(Error::MinP { got: self.min_p });
         }
-        match self.logprobs {
-            Some(got) if got > LOGPROBS_MAX => Err(Error::Logprobs { got }),
-            _ => Ok(()),
+        for wanted in [self.logprobs, self.prompt_logprobs] {
+            if let Some(got) = wanted.filter(|got| *got > LOGPROBS_MAX) {
+                return Err(Error::Logprobs { got });
+            }
+        }
+        self.adjust.validate()
+    }
+
+    /// Checks that every token named exists.
+    ///
+    /// # Errors
+    /// The first field that names one outside `vocab_size`.
+    pub fn check_vocabulary(&self, vocab_size: usize) -> Result<(), Error> {
+        match outside(&self.adjust, vocab_size) {
+            Some((field, got)) => Err(Error::FieldToken { field, vocab_size, got }),
+            None => Ok(()),
         }
     }
 }
@@ -77,16 +104,16 @@ mod tests {
 
     #[test]
     fn out_of_range_fields_are_named_with_their_value() {
-        let base = SamplingParams::default();
+        let base = SamplingParams::default;
         let cases = [
-            (SamplingParams { temperature: -1.0, ..base }, "temperature", "-1"),
-            (SamplingParams { temperature: f32::NAN, ..base }, "temperature", "NaN"),
-            (SamplingParams { temperature: f32::INFINITY, ..base }, "temperature", "inf"),
-            (SamplingParams { top_p: 0.0, ..base }, "top_p", "0"),
-            (SamplingParams { top_p: 1.5, ..base }, "top_p", "1.5"),
-            (SamplingParams { min_p: -0.25, ..base }, "min_p", "-0.25"),
-            (SamplingParams { min_p: f32::NAN, ..base }, "min_p", "NaN"),
-            (SamplingParams { logprobs: Some(10_000), ..base }, "logprobs", "10000"),
+            (SamplingParams { temperature: -1.0, ..base() }, "temperature", "-1"),
+            (SamplingParams { temperature: f32::NAN, ..base() }, "temperature", "NaN"),
+            (SamplingParams { temperature: f32::INFINITY, ..base() }, "temperature", "inf"),
+            (SamplingParams { top_p: 0.0, ..base() }, "top_p", "0"),
+            (SamplingParams { top_p: 1.5, ..base() }, "top_p", "1.5"),
+            (SamplingParams { min_p: -0.25, ..base() }, "min_p", "-0.25"),
+            (SamplingParams { min_p: f32::NAN, ..base() }, "min_p", "NaN"),
+            (SamplingParams { logprobs: Some(10_000), ..base() }, "logprobs", "10000"),
         ];
         for (params, field, value) in cases {
             let error = params.validate().expect_err(field);

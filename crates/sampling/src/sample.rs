@@ -3,7 +3,7 @@
 use crate::filter::{Filter, Kept, Scratch, key, key_logit, key_token};
 use crate::noise::{NOISE_MAX, NoiseSource, noise_bound_of_word, noise_of_word};
 use crate::scan::{Largest, largest, token_id};
-use crate::{Error, SamplingParams, TokenLogprobs, token_logprobs};
+use crate::{Context, Error, SamplingParams, TokenLogprobs, token_logprobs};
 
 /// Tokens whose logits are compared before any noise is made.
 const CHUNK: usize = 256;
@@ -71,7 +71,29 @@ impl Sampler {
         &self.params
     }
 
-    /// Chooses the token at `index`, its 0-based position in prompt and output, from one row of raw logits.
+    /// Chooses the token that follows `context` and `drafts` from one row of raw logits: adjusts them, then samples.
+    ///
+    /// # Errors
+    /// A logit is NaN or positive infinity, or every token is excluded.
+    pub fn choose(
+        &self,
+        logits: &[f32],
+        context: &Context<'_>,
+        drafts: &[u32],
+        scratch: &mut Scratch,
+    ) -> Result<u32, Error> {
+        let index = context.index + drafts.len() as u64;
+        if self.params.adjust.is_neutral() {
+            return self.sample(logits, index, scratch);
+        }
+        self.params.adjust.apply(logits, context, drafts, &mut scratch.adjusted);
+        let row = std::mem::take(&mut scratch.adjusted.row);
+        let chosen = self.sample(&row, index, scratch);
+        scratch.adjusted.row = row;
+        chosen
+    }
+
+    /// Chooses the token at `index`, its 0-based position in prompt and output, from one row of logits as they are.
     ///
     /// # Errors
     /// A logit is NaN or positive infinity, or every token is excluded.
@@ -109,7 +131,7 @@ impl Sampler {
     /// Verifies drafts by sampling the target at each position.
     ///
     /// `rows` holds one row of logits more than there are drafts: row j is what the target gave after draft j - 1,
-    /// and its token has position `first_index + j`. A draft is accepted while it equals the token sampled in its
+    /// and its token has position `context.index + j`. A draft is accepted while it equals the token sampled in its
     /// place; the first that differs is replaced, and one more token follows when all are accepted. So 1 + accepted
     /// tokens are appended to `emitted`, the very tokens that sampling one by one would give. Returns the number
     /// accepted.
@@ -121,7 +143,7 @@ impl Sampler {
         &self,
         rows: &[&[f32]],
         drafts: &[u32],
-        first_index: u64,
+        context: &Context<'_>,
         scratch: &mut Scratch,
         emitted: &mut Vec<u32>,
     ) -> Result<usize, Error> {
@@ -130,8 +152,8 @@ impl Sampler {
             return Err(Error::LogitsRows { expected, got: rows.len() });
         }
         let mut accepted = 0;
-        for (row, index) in rows.iter().zip(first_index..) {
-            let token_id = self.sample(row, index, scratch)?;
+        for row in rows {
+            let token_id = self.choose(row, context, &drafts[..accepted], scratch)?;
             emitted.push(token_id);
             if drafts.get(accepted) != Some(&token_id) {
                 break;
@@ -150,11 +172,11 @@ impl Sampler {
         &self,
         rows: &[&[f32]],
         drafts: &[u32],
-        first_index: u64,
+        context: &Context<'_>,
         scratch: &mut Scratch,
     ) -> Result<Produced, Error> {
         let mut emitted = Vec::with_capacity(drafts.len() + 1);
-        let accepted = self.verify(rows, drafts, first_index, scratch, &mut emitted)?;
+        let accepted = self.verify(rows, drafts, context, scratch, &mut emitted)?;
         let logprobs = match self.params.logprobs {
             None => Vec::new(),
             Some(top_count) => {

@@ -29,7 +29,9 @@ pub enum Finish {
 pub struct Output {
     /// Which request.
     pub id: RequestId,
-    /// New tokens, in order; at least one.
+    /// Log-probabilities of prompt tokens that were not reported before, in order, from the second token on.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// New tokens, in order; at least one where there are no log-probabilities of the prompt.
     pub tokens: Vec<EmittedToken>,
     /// Set in the request's last output; its id may be used again afterwards.
     pub finished: Option<Finish>,
@@ -72,7 +74,7 @@ impl Scheduler {
         Ok(outputs.collect())
     }
 
-    fn commit_row(&mut self, rank_index: usize, sent: &SentRow, reply: RowReply) -> Option<Output> {
+    fn commit_row(&mut self, rank_index: usize, sent: &SentRow, mut reply: RowReply) -> Option<Output> {
         let slot = sent.slot;
         let request = &mut self.requests[slot];
         let seated = request.on_seat_mut();
@@ -92,7 +94,8 @@ impl Scheduler {
             drafts.accepted_per_position[..reply.accepted as usize].iter_mut().for_each(|count| *count += 1);
             drafts.verified_per_position[..sent.drafts as usize].iter_mut().for_each(|count| *count += 1);
         }
-        if !sent.samples {
+        let prompt_logprobs = take_prompt_logprobs(request, sent, &mut reply);
+        if !sent.samples && prompt_logprobs.is_empty() {
             return None;
         }
         let (tokens, finished) = take_tokens(request, reply);
@@ -102,7 +105,7 @@ impl Scheduler {
             self.retire(rank_index, slot);
             self.finished += 1;
         }
-        Some(Output { id, tokens, finished })
+        Some(Output { id, prompt_logprobs, tokens, finished })
     }
 
     /// Takes a running request off its rank and out of the table.
@@ -112,12 +115,23 @@ impl Scheduler {
     }
 }
 
+/// Rule 20: the row's entries for prompt tokens, without those that were reported before a preemption.
+fn take_prompt_logprobs(request: &mut Request, sent: &SentRow, reply: &mut RowReply) -> Vec<TokenLogprobs> {
+    let (Some(end), Some(next)) = (sent.reported_end, request.report_next) else { return Vec::new() };
+    let count = sent.prompt_entries(reply);
+    let entries = reply.logprobs.drain(..count);
+    let first = end - count as u32;
+    let fresh: Vec<TokenLogprobs> = entries.skip(next.saturating_sub(first) as usize).collect();
+    request.report_next = Some(next + fresh.len() as u32).filter(|next| *next < request.prompt_len);
+    fresh
+}
+
 /// Rule 10: the emitted tokens, cut at the first stop token or at the limit.
 fn take_tokens(request: &mut Request, reply: RowReply) -> (Vec<EmittedToken>, Option<Finish>) {
     let mut taken = Vec::with_capacity(reply.emitted.len());
     let mut logprobs = reply.logprobs.into_iter();
     for token in reply.emitted {
-        taken.push(EmittedToken { token, logprobs: logprobs.next() });
+        taken.push(EmittedToken { token, logprobs: logprobs.next().filter(|entry| !entry.token_ids.is_empty()) });
         request.tokens.push(token);
         if request.stop_token_ids.binary_search(&token).is_ok() {
             return (taken, Some(Finish::Stop(token)));
@@ -127,6 +141,14 @@ fn take_tokens(request: &mut Request, reply: RowReply) -> (Vec<EmittedToken>, Op
         }
     }
     (taken, None)
+}
+
+impl SentRow {
+    /// How many of a reply's log-probabilities belong to prompt tokens. A row that emits has an entry for each token
+    /// behind them, an empty one where it is not wanted.
+    fn prompt_entries(&self, reply: &RowReply) -> usize {
+        if self.reported_end.is_some() { reply.logprobs.len().saturating_sub(reply.emitted.len()) } else { 0 }
+    }
 }
 
 struct ReplyChecker {
@@ -167,7 +189,9 @@ impl ReplyChecker {
         self.equal(index, "emitted", emitted, row.emitted.len() as i64)?;
         let proposed_most = if sent.samples { self.k_draft } else { 0 };
         self.at_most(index, "proposed", proposed_most.into(), row.proposed.into())?;
-        if !row.logprobs.is_empty() {
+        let prompt_most = sent.reported_end.map_or(0, |end| end.min(sent.tokens));
+        self.at_most(index, "logprobs", emitted + i64::from(prompt_most), row.logprobs.len() as i64)?;
+        if sent.reported_end.is_none() && !row.logprobs.is_empty() {
             self.equal(index, "logprobs", emitted, row.logprobs.len() as i64)?;
         }
         let token_last = i64::from(self.vocab_size) - 1;

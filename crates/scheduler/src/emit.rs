@@ -23,6 +23,8 @@ pub(crate) struct SentRow {
     pub(crate) known: u32,
     /// Whether the row gives a token.
     pub(crate) samples: bool,
+    /// Where the row's tokens end in the prompt, when they are reported with log-probabilities.
+    pub(crate) reported_end: Option<u32>,
 }
 
 /// What workers are told beyond what every drafter needs.
@@ -106,8 +108,10 @@ fn row(request: &Request, selected: &Selected, query_len: Option<QueryLen>) -> (
     let Selected { slot, is_decode, tokens, drafts, .. } = *selected;
     let shortest = if is_decode { QueryLen::verifying(drafts) } else { QueryLen::verifying(tokens - 1) };
     let ends_prompt = start + tokens == seated.prompt_end;
+    let reports = !is_decode && request.reports(start + tokens);
     let logits = match (is_decode, ends_prompt) {
         (true, _) => LogitsWanted::Verify,
+        (false, _) if reports => LogitsWanted::All,
         (false, true) => LogitsWanted::Last,
         (false, false) => LogitsWanted::None,
     };
@@ -124,5 +128,6 @@ fn row(request: &Request, selected: &Selected, query_len: Option<QueryLen>) -> (
     };
     let samples = is_decode || ends_prompt;
     let known = if is_decode { start + 1 } else { seated.fed };
-    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known, samples })
+    let reported_end = reports.then_some(request.prompt_len.min(start + tokens));
+    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known, samples, reported_end })
 }

@@ -33,6 +33,8 @@ pub struct RequestSpec {
     pub priority: i32,
     /// Whether the worker must know every token even without n-gram drafts (penalties).
     pub history: bool,
+    /// Whether the log-probabilities of the prompt's tokens are wanted.
+    pub prompt_logprobs: bool,
 }
 
 /// Index into the table of requests.
@@ -106,6 +108,9 @@ pub(crate) struct Request {
     pub(crate) pinned: Option<DpRank>,
     pub(crate) priority: i32,
     pub(crate) history: bool,
+    /// The prompt token whose log-probabilities are reported next; nothing when none are wanted or all are reported.
+    /// The first token has none.
+    pub(crate) report_next: Option<u32>,
     /// Number of the submission.
     pub(crate) arrival: u64,
     pub(crate) place: Place,
@@ -115,6 +120,12 @@ impl Request {
     /// n: known tokens.
     pub(crate) fn known(&self) -> u32 {
         self.tokens.len() as u32
+    }
+
+    /// Whether a prompt row that ends at `end` gives logits at all its positions: it holds a prompt token that is not
+    /// reported yet, or comes right before one.
+    pub(crate) fn reports(&self, end: u32) -> bool {
+        self.report_next.is_some_and(|next| end >= next)
     }
 
     /// r: tokens left to emit.

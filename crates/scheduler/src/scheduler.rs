@@ -83,9 +83,10 @@ impl Scheduler {
         self.submitted += 1;
         let mut stop_token_ids = spec.stop_token_ids;
         stop_token_ids.sort_unstable();
+        let prompt_len = spec.prompt.len() as u32;
         let slot = self.requests.insert(Request {
             id: spec.id,
-            prompt_len: spec.prompt.len() as u32,
+            prompt_len,
             tokens: spec.prompt,
             max_new_tokens: spec.max_new_tokens,
             stop_token_ids,
@@ -93,6 +94,7 @@ impl Scheduler {
             pinned: spec.pinned,
             priority: spec.priority,
             history: spec.history,
+            report_next: spec.prompt_logprobs.then_some(1).filter(|next| *next < prompt_len),
             arrival: self.submitted,
             place: Place::Waiting { resumes: false },
         });

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use paceline_engine::Handle;
+use tokio::sync::Semaphore;
 
 use crate::Options;
 use crate::metrics::Metrics;
@@ -16,14 +17,17 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) handle: Handle,
     pub(crate) metrics: Metrics,
+    /// Places for calls that run or wait.
+    pub(crate) open_calls: Arc<Semaphore>,
     /// Seconds since 1970 when the server was built: `created` of the model.
     pub(crate) started_unix_s: u64,
 }
 
 impl Shared {
     pub(crate) fn new(options: Options, handle: Handle) -> App {
-        let metrics = Metrics::new(&handle);
-        Arc::new(Self { options, handle, metrics, started_unix_s: unix_s() })
+        let metrics = Metrics::new(&handle, &options.model_name);
+        let open_calls = Arc::new(Semaphore::new(options.limits.open_calls.min(Semaphore::MAX_PERMITS)));
+        Arc::new(Self { options, handle, metrics, open_calls, started_unix_s: unix_s() })
     }
 
     /// Names the program and its layout in responses: results repeat only within one of them.

@@ -28,5 +28,5 @@ mod options;
 mod server;
 
 pub use error::Error;
-pub use options::{Listeners, Options};
+pub use options::{ChatOptions, Listeners, Options, RequestLimits};
 pub use server::Server;

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-/// Bytes of one HTTP request body or gRPC message.
+/// Calls that run or wait at once, unless configured otherwise.
+pub const OPEN_CALLS_MAX: usize = 16_384;
+
+/// Bytes of one HTTP request body or gRPC message, unless configured otherwise.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
 
 /// Prompts in one call.
@@ -11,7 +14,7 @@ pub const PROMPTS_MAX: usize = 1_024;
 /// Choices per prompt (`n`).
 pub const CHOICES_MAX: u32 = 128;
 
-/// Stop strings of one call.
+/// Stop strings of one call, unless configured otherwise.
 pub const STOP_STRINGS_MAX: usize = 64;
 
 /// Bytes of one stop string.
@@ -19,6 +22,9 @@ pub const STOP_STRING_BYTES_MAX: usize = 1_024;
 
 /// Stop token ids of one call.
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
+
+/// Tools of one chat.
+pub const TOOLS_MAX: usize = 128;
 
 /// Bytes of a request id given by a client.
 pub const REQUEST_ID_BYTES_MAX: usize = 256;

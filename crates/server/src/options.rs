@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 
-use paceline_text::{SamplingDefaults, Tokenizer};
+use paceline_text::{ReasoningFormat, SamplingDefaults, Tokenizer, ToolFormat};
 use tokio::net::TcpListener;
 
 use crate::Error;
+use crate::limits::{BODY_BYTES_MAX, OPEN_CALLS_MAX, STOP_STRINGS_MAX};
 
 /// Settings of a [`crate::Server`].
 #[derive(Clone)]
@@ -21,6 +22,45 @@ pub struct Options {
     pub sampling_defaults: SamplingDefaults,
     /// The key that every route but liveness asks for; `None` asks for none.
     pub api_key: Option<String>,
+    /// How answers to chats are read.
+    pub chat: ChatOptions,
+    /// What one client may ask of the server.
+    pub limits: RequestLimits,
+    /// Origins whose pages may call this server from a browser; `*` stands for all. Empty allows none.
+    pub cors_origins: Vec<String>,
+}
+
+/// What clients may ask of the server; more is refused with the limit in the error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// Bytes of one HTTP body or gRPC message: 413.
+    pub body_bytes: usize,
+    /// Stop strings of one call: 400.
+    pub stop_strings: usize,
+    /// Tokens of one prompt, where that is less than the model's context: 400.
+    pub prompt_tokens: Option<u32>,
+    /// Calls that run or wait at once, streamed or not: 429.
+    pub open_calls: usize,
+}
+
+impl Default for RequestLimits {
+    fn default() -> Self {
+        Self {
+            body_bytes: BODY_BYTES_MAX,
+            stop_strings: STOP_STRINGS_MAX,
+            prompt_tokens: None,
+            open_calls: OPEN_CALLS_MAX,
+        }
+    }
+}
+
+/// How answers to chats are read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ChatOptions {
+    /// The spelling of tool calls; `None` goes by what the chat template teaches.
+    pub tool_format: Option<ToolFormat>,
+    /// How reasoning is marked; `None` leaves it in the content.
+    pub reasoning: Option<ReasoningFormat>,
 }
 
 /// The sockets, bound before any weight is loaded, so that a taken port is known at once.

@@ -201,7 +201,12 @@ impl Batch {
         let mut tokens = state.tokens().to_vec();
         let known = tokens.len();
         let mut accepted = 0;
+        let ends_what_is_known = state.computed() + row.query_len.get() == state.known();
         match row.logits {
+            LogitsWanted::All if !ends_what_is_known => {
+                let logprobs = prompt_logprobs(state, row, vocab_size)?;
+                return Ok(RowOutcome { logprobs, ..RowOutcome::default() });
+            }
             LogitsWanted::None => return Ok(RowOutcome::default()),
             LogitsWanted::Last | LogitsWanted::All => tokens.push(next_token(&tokens, vocab_size)),
             LogitsWanted::Verify => {
@@ -219,7 +224,11 @@ impl Batch {
             }
         }
         let emitted = tokens.split_off(known);
-        let logprobs = logprobs(state, &emitted, vocab_size)?;
+        let mut logprobs = logprobs(state, &emitted, vocab_size)?;
+        if row.logits == LogitsWanted::All {
+            logprobs.resize(emitted.len(), TokenLogprobs::default());
+            logprobs.splice(..0, prompt_logprobs(state, row, vocab_size)?);
+        }
         Ok(RowOutcome { accepted, emitted, proposed: Vec::new(), logprobs })
     }
 }
@@ -231,16 +240,28 @@ fn propose(outcomes: &mut [RowOutcome], drafts: &[Vec<u32>], index: u32, k_draft
     }
 }
 
-/// Made-up log-probabilities of the right form: token t has -(t mod 8) / 4 - 0.25, alternatives follow it.
+/// Log-probabilities of the emitted tokens, where they are wanted.
 fn logprobs(state: &SeatState, emitted: &[u32], vocab_size: u32) -> Result<Vec<TokenLogprobs>, Error> {
-    let params = SamplingParams::from_bytes(state.sampling())
-        .map_err(|error| Error::Decode { message: format!("sampling parameters: {error}") })?;
-    let Some(top) = params.logprobs else { return Ok(Vec::new()) };
-    let entry = |token: &u32| {
-        let mut token_ids = vec![*token];
-        token_ids.extend((0..top).map(|index| (token + index) % vocab_size));
-        let logprob = |token: &u32| (-0.25 - 0.25 * (token % 8) as f32).to_bits();
-        TokenLogprobs { logprob_bits: token_ids.iter().map(logprob).collect(), token_ids }
-    };
-    Ok(emitted.iter().map(entry).collect())
+    let Some(top) = params(state)?.logprobs else { return Ok(Vec::new()) };
+    Ok(emitted.iter().map(|token| made_up(*token, top, vocab_size)).collect())
+}
+
+/// Log-probabilities of the row's own tokens that belong to the prompt, all but the prompt's first.
+fn prompt_logprobs(state: &SeatState, row: &Row, vocab_size: u32) -> Result<Vec<TokenLogprobs>, Error> {
+    let Some(top) = params(state)?.prompt_logprobs else { return Ok(Vec::new()) };
+    let end = state.prompt_len().min(state.computed() + row.query_len.get());
+    Ok((state.computed().max(1)..end).map(|index| made_up(state.token(index), top, vocab_size)).collect())
+}
+
+fn params(state: &SeatState) -> Result<SamplingParams, Error> {
+    let params = SamplingParams::from_bytes(state.sampling());
+    params.map_err(|error| Error::Decode { message: format!("sampling parameters: {error}") })
+}
+
+/// Of the right form: token t has -(t mod 8) / 4 - 0.25, alternatives follow it.
+fn made_up(token: u32, top: u32, vocab_size: u32) -> TokenLogprobs {
+    let mut token_ids = vec![token];
+    token_ids.extend((0..top).map(|index| (token + index) % vocab_size));
+    let logprob = |token: &u32| (-0.25 - 0.25 * (token % 8) as f32).to_bits();
+    TokenLogprobs { logprob_bits: token_ids.iter().map(logprob).collect(), token_ids }
 }

@@ -21,6 +21,8 @@ pub struct SamplingDefaults {
     pub top_p: Option<f32>,
     /// Smallest kept probability relative to the best token's, in [0, 1].
     pub min_p: Option<f32>,
+    /// Divides positive logits of tokens that occurred, multiplies others; above 0.
+    pub repetition_penalty: Option<f32>,
 }
 
 /// Facts read from `config.json`, `generation_config.json` and `tokenizer_config.json`.
@@ -117,6 +119,7 @@ fn sampling(generation: &Value) -> SamplingDefaults {
         top_k: token_ids(&generation["top_k"]).first().copied(),
         top_p: number("top_p").filter(|value| *value > 0.0 && *value <= 1.0),
         min_p: number("min_p").filter(|value| (0.0..=1.0).contains(value)),
+        repetition_penalty: number("repetition_penalty").filter(|value| *value > 0.0),
     }
 }
 

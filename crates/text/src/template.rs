@@ -9,7 +9,7 @@ use minijinja::{Environment, ErrorKind, Value};
 use serde_json::Value as Json;
 
 use crate::settings::read_json;
-use crate::{Error, ModelSettings, python_json, strftime};
+use crate::{Error, ModelSettings, ToolFormat, python_json, strftime};
 
 const NAME: &str = "chat_template";
 
@@ -20,6 +20,8 @@ pub struct ChatInput {
     pub messages: Vec<Json>,
     /// Whether the text ends where the assistant's answer begins.
     pub add_generation_prompt: bool,
+    /// Whether the text ends with the last message, for the assistant to go on with it.
+    pub continue_final_message: bool,
     /// Further variables for the template; they win over the built-in ones.
     pub variables: serde_json::Map<String, Json>,
 }
@@ -29,6 +31,9 @@ pub struct ChatInput {
 pub struct ChatTemplate {
     environment: Environment<'static>,
     special_tokens: serde_json::Map<String, Json>,
+    tool_format: Option<ToolFormat>,
+    knows_developer: bool,
+    source: String,
 }
 
 impl ChatTemplate {
@@ -79,7 +84,14 @@ impl ChatTemplate {
             .map_err(|error| template_error(&error))?;
         let special_tokens =
             settings.special_tokens.iter().map(|(name, token)| (name.clone(), Json::from(token.as_str()))).collect();
-        Ok(Self { environment, special_tokens })
+        let tool_format = ToolFormat::of_template(source);
+        Ok(Self {
+            environment,
+            special_tokens,
+            tool_format,
+            knows_developer: source.contains("developer"),
+            source: source.to_owned(),
+        })
     }
 
     /// The conversation as the model reads it. The text already holds its special tokens: encode it without adding any.
@@ -88,14 +100,52 @@ impl ChatTemplate {
     /// [`Error::Template`] with the template's own words when it refuses the messages.
     pub fn render(&self, input: &ChatInput) -> Result<String, Error> {
         let mut context = self.special_tokens.clone();
-        context.insert("messages".to_owned(), Json::Array(input.messages.clone()));
+        let messages = input.messages.iter().map(|message| self.message(message)).collect();
+        context.insert("messages".to_owned(), Json::Array(messages));
         context.insert("add_generation_prompt".to_owned(), Json::Bool(input.add_generation_prompt));
         context.insert("tools".to_owned(), Json::Null);
         context.insert("documents".to_owned(), Json::Null);
         context.extend(input.variables.clone());
         let template = self.environment.get_template(NAME).expect("added when the template was built");
-        template.render(Value::from(Serde(&context))).map_err(|error| template_error(&error))
+        let text = template.render(Value::from(Serde(&context))).map_err(|error| template_error(&error))?;
+        if input.continue_final_message { without_end(text, input) } else { Ok(text) }
     }
+
+    /// The template as it was written.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The spelling of tool calls that the template teaches, where it does.
+    pub(crate) fn tool_format(&self) -> Option<ToolFormat> {
+        self.tool_format
+    }
+
+    /// A template that never heard of developers is given a system message.
+    fn message(&self, message: &Json) -> Json {
+        let mut message = message.clone();
+        if !self.knows_developer && message["role"] == "developer" {
+            message["role"] = Json::from("system");
+        }
+        message
+    }
+}
+
+/// Cuts what the template wrote after the last message.
+fn without_end(mut text: String, input: &ChatInput) -> Result<String, Error> {
+    let last = input.messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
+    let shown = last.trim();
+    let end = text.rfind(shown).filter(|_| !shown.is_empty()).map(|start| start + shown.len());
+    let Some(end) = end else {
+        let message = "the last message cannot be continued: it is empty, or the template does not show it".to_owned();
+        return Err(Error::Template { message });
+    };
+    // Blanks at the message's end count where the template kept them.
+    let blanks = &last[last.trim_end().len()..];
+    let kept = if text[end..].starts_with(blanks) { blanks.len() } else { 0 };
+    text.truncate(end + kept);
+    Ok(text)
 }
 
 fn template_entry(entry: &Json) -> Option<String> {
@@ -174,7 +224,7 @@ mod tests {
         ChatTemplate::new(source, &settings)?.render(&ChatInput {
             messages,
             add_generation_prompt: true,
-            variables: serde_json::Map::new(),
+            ..ChatInput::default()
         })
     }
 
@@ -209,6 +259,18 @@ mod tests {
             &json!([{"a": 1}]),
         );
         assert_eq!(text.unwrap(), "[\n {\n  \"a\": 1\n }\n]|[{\"a\":1}]");
+    }
+
+    #[test]
+    fn a_final_message_can_be_continued_and_developers_are_understood() {
+        let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}";
+        let template = ChatTemplate::new(source, &ModelSettings::default()).unwrap();
+        let messages =
+            vec![json!({"role": "developer", "content": "Sure"}), json!({"role": "assistant", "content": "Sure "})];
+        let input = ChatInput { messages, continue_final_message: true, ..ChatInput::default() };
+        assert_eq!(template.render(&input).unwrap(), "<system>Sure</s>\n<assistant>Sure ");
+        let empty = ChatInput { messages: vec![json!({"role": "assistant", "content": ""})], ..input };
+        assert!(template.render(&empty).is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokenizers::DecoderWrapper;
 
 use crate::decode::{IncrementalDecoder, SpecialTokens};
 use crate::vocabulary::Vocabulary;
-use crate::{ChatInput, ChatTemplate, Error, ModelSettings};
+use crate::{ChatInput, ChatTemplate, Error, ModelSettings, ToolFormat};
 
 /// A tokenizer loaded from a model folder; clones share one copy.
 #[derive(Clone)]
@@ -86,6 +86,24 @@ impl Tokenizer {
     /// [`Error::NoChatTemplate`], or [`Error::Template`] when the template refuses the messages.
     pub fn render_chat(&self, input: &ChatInput) -> Result<String, Error> {
         self.shared.template.as_ref().ok_or(Error::NoChatTemplate)?.render(input)
+    }
+
+    /// The spelling of tool calls that the chat template teaches; `None` when it teaches none.
+    #[must_use]
+    pub fn tool_format(&self) -> Option<ToolFormat> {
+        self.shared.template.as_ref()?.tool_format()
+    }
+
+    /// The source of the chat template; `None` when there is none.
+    #[must_use]
+    pub fn chat_template(&self) -> Option<&str> {
+        self.shared.template.as_ref().map(ChatTemplate::source)
+    }
+
+    /// Whether the token is one of the tokenizer's special ones.
+    #[must_use]
+    pub fn is_special(&self, token_id: u32) -> bool {
+        self.shared.vocabulary.is_special(token_id)
     }
 
     /// One token's bytes: its share of the decoded text, or a special token's name. Empty for an unknown id.

@@ -95,6 +95,7 @@ fn chat_templates_come_from_either_file() {
         messages: vec![json!({"role": "user", "content": "hi"})],
         add_generation_prompt: true,
         variables: serde_json::Map::new(),
+        ..ChatInput::default()
     };
     let text = load("bytelevel").render_chat(&input).unwrap();
     assert!(text.starts_with("<|im_start|>system\nYou are a helpful AI assistant"), "{text}");
@@ -118,6 +119,7 @@ fn a_template_full_of_features_renders_as_transformers_renders_it() {
         messages: messages.as_array().unwrap().clone(),
         add_generation_prompt: true,
         variables: variables.as_object().unwrap().clone(),
+        ..ChatInput::default()
     };
     assert_eq!(template.render(&input).unwrap(), include_str!("data/feature_template.txt"));
 }

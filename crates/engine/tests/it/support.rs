@@ -237,6 +237,7 @@ pub(crate) async fn read(mut stream: TokenStream) -> (Vec<TokenOutput>, End) {
     let mut all = Vec::new();
     loop {
         match limit(stream.next()).await.expect("a stream ends with an event") {
+            StreamEvent::PromptLogprobs { .. } => {}
             StreamEvent::Tokens { mut tokens } => all.append(&mut tokens),
             StreamEvent::Finished { mut tokens, reason } => {
                 all.append(&mut tokens);

@@ -1,6 +1,6 @@
 //! The right tokens come, whatever the fleet's form; wrong requests are refused with the field.
 
-use paceline_engine::{FinishReason, GenerateRequest, SamplingParams, SubmitError};
+use paceline_engine::{FinishReason, GenerateRequest, SamplingParams, StreamEvent, SubmitError};
 use paceline_scheduler::QueueLimits;
 use paceline_testing::model;
 
@@ -65,6 +65,38 @@ async fn log_probabilities_come_with_their_tokens() {
         let logprobs = token.logprobs.expect("asked for");
         assert_eq!(logprobs.top.len(), 2);
         assert_eq!(logprobs.top[0], (token.token_id, logprobs.sampled));
+    }
+    fleet.stop().await;
+}
+
+/// In chunks, with drafts, next to others and after preemptions: every token of the prompt but the first, once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e03_log_probabilities_of_the_prompt_come_once_and_before_the_output() {
+    let fleet = Setup { k: 2, num_blocks: 40, max_model_len: 400, dp_size: 1, ..Setup::default() }.start().await;
+    let sampling = SamplingParams { prompt_logprobs: Some(1), ..SamplingParams::greedy() };
+    let mut streams = Vec::new();
+    for number in 0..6 {
+        let prompt = prompt(number, 150);
+        let request = GenerateRequest { sampling: sampling.clone(), ..request(&prompt, 60) };
+        streams.push((prompt, fleet.handle.submit(request).await.expect("taken")));
+    }
+    for (prompt, mut stream) in streams {
+        let mut reported = Vec::new();
+        let mut tokens = 0;
+        while let Some(event) = stream.next().await {
+            match event {
+                StreamEvent::PromptLogprobs { logprobs } => {
+                    assert_eq!(tokens, 0);
+                    reported.extend(logprobs.into_iter().map(|entry| entry.top[0].0));
+                }
+                StreamEvent::Tokens { tokens: some } | StreamEvent::Finished { tokens: some, .. } => {
+                    assert!(some.iter().all(|token| token.logprobs.is_none()));
+                    tokens += some.len();
+                }
+                StreamEvent::Failed { message, .. } => panic!("{message}"),
+            }
+        }
+        assert_eq!((reported.as_slice(), tokens), (&prompt[1..], 60));
     }
     fleet.stop().await;
 }

@@ -76,6 +76,7 @@ pub(crate) fn spec(id: u64, pinned: Option<u32>) -> Input {
         pinned: pinned.map(DpRank::new),
         priority: 0,
         history: false,
+        prompt_logprobs: false,
     }))
 }
 

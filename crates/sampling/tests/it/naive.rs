@@ -1,6 +1,6 @@
 //! The sampling rules written the slow and obvious way: sort everything, look at everything.
 
-use paceline_sampling::{SamplingParams, noise::NoiseSource};
+use paceline_sampling::{Adjustments, SamplingParams, noise::NoiseSource};
 
 fn id(position: usize) -> u32 {
     u32::try_from(position).expect("small")
@@ -37,6 +37,39 @@ pub(crate) fn kept(params: &SamplingParams, logits: &[f32]) -> Vec<u32> {
     }
     ranked.retain(|position| scaled(*position) - largest >= f64::from(params.min_p).ln());
     ranked.into_iter().map(id).collect()
+}
+
+/// A row after its adjustments: token by token, counting by looking through everything.
+pub(crate) fn adjusted(adjust: &Adjustments, logits: &[f32], prompt: &[u32], output: &[u32]) -> Vec<f32> {
+    let mut row = logits.to_vec();
+    for (token_id, logit) in (0..).zip(row.iter_mut()) {
+        let times = output.iter().filter(|known| **known == token_id).count();
+        if times > 0 || prompt.contains(&token_id) {
+            *logit = if *logit > 0.0 { *logit / adjust.repetition_penalty } else { *logit * adjust.repetition_penalty };
+        }
+        if times > 0 {
+            *logit -= adjust.frequency_penalty * times as f32;
+            *logit -= adjust.presence_penalty;
+        }
+        for (_, bias) in adjust.logit_bias.iter().filter(|(biased, _)| *biased == token_id) {
+            *logit += bias;
+        }
+        if adjust.allowed_token_ids.as_ref().is_some_and(|allowed| !allowed.contains(&token_id)) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+    let mut excluded = row.clone();
+    for (token_id, logit) in (0..).zip(excluded.iter_mut()) {
+        let ends_word = |word: &Vec<u32>| {
+            word.split_last().is_some_and(|(last, before)| *last == token_id && output.ends_with(before))
+        };
+        let ends_early = output.len() < usize::try_from(adjust.min_tokens).expect("small")
+            && adjust.ending_token_ids.contains(&token_id);
+        if ends_early || adjust.bad_words.iter().any(ends_word) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+    if excluded.iter().all(|logit| *logit == f32::NEG_INFINITY) { row } else { excluded }
 }
 
 /// The token chosen: every kept token's score is computed.

@@ -1,7 +1,7 @@
 //! Properties: the fast filters and the fast search equal the slow ones, and verification never changes the text.
 
 use paceline_sampling::ngram::{self, NgramLengths};
-use paceline_sampling::{Error, Produced, Sampler, SamplingParams, Scratch};
+use paceline_sampling::{Adjustments, Context, Error, Produced, Sampler, SamplingParams, Scratch};
 use proptest::prelude::*;
 
 use crate::naive;
@@ -27,7 +27,7 @@ fn params() -> impl Strategy<Value = SamplingParams> {
     let top_p = prop_oneof![Just(1.0_f32), 0.01_f32..1.0, Just(0.5), Just(1e-6), Just(0.999_999_9)];
     let min_p = prop_oneof![Just(0.0_f32), 0.0_f32..1.0, Just(1.0), Just(1e-20)];
     (temperature, top_k, top_p, min_p, any::<u64>()).prop_map(|(temperature, top_k, top_p, min_p, seed)| {
-        SamplingParams { temperature, top_k, top_p, min_p, seed, logprobs: None }
+        SamplingParams { temperature, top_k, top_p, min_p, seed, ..SamplingParams::default() }
     })
 }
 
@@ -45,14 +45,14 @@ proptest! {
     #[test]
     fn filters_keep_what_the_plain_ones_keep(logits in row(1..80), params in params()) {
         let mut scratch = Scratch::default();
-        let kept = sampler(params).kept(&logits, &mut scratch);
+        let kept = sampler(params.clone()).kept(&logits, &mut scratch);
         prop_assert_eq!(kept, Ok(naive::kept(&params, &logits)));
     }
 
     #[test]
     fn the_token_is_the_one_of_a_full_search(logits in row(1..80), params in params(), index in any::<u64>()) {
         let mut scratch = Scratch::default();
-        let sampler = sampler(params);
+        let sampler = sampler(params.clone());
         for index in (0..8).map(|step| index.wrapping_add(step)) {
             let token_id = sampler.sample(&logits, index, &mut scratch);
             prop_assert_eq!(token_id, Ok(naive::sample(&params, &logits, index)));
@@ -78,7 +78,7 @@ proptest! {
             .collect();
         let mut emitted = vec![77];
         let accepted = sampler
-            .verify(&views(&rows), &drafts, first_index, &mut scratch, &mut emitted)
+            .verify(&views(&rows), &drafts, &Context::at(first_index), &mut scratch, &mut emitted)
             .expect("usable");
         prop_assert_eq!(&emitted[..1], &[77]);
         prop_assert_eq!(&emitted[1..], &expected[..=accepted]);
@@ -87,8 +87,73 @@ proptest! {
     }
 }
 
+fn adjustments() -> impl Strategy<Value = Adjustments> {
+    let penalty = || prop_oneof![Just(0.0_f32), -2.0_f32..2.0];
+    let token = || 0_u32..12;
+    (
+        (penalty(), penalty(), prop_oneof![Just(1.0_f32), 0.5_f32..2.0]),
+        prop::collection::vec((token(), -5.0_f32..5.0), 0..3),
+        prop::option::of(prop::collection::vec(token(), 1..8)),
+        prop::collection::vec(prop::collection::vec(token(), 1..3), 0..4),
+        (0_u32..12, prop::collection::vec(token(), 0..3)),
+    )
+        .prop_map(
+            |((presence_penalty, frequency_penalty, repetition_penalty), logit_bias, allowed, words, ending)| {
+                Adjustments {
+                    presence_penalty,
+                    frequency_penalty,
+                    repetition_penalty,
+                    logit_bias,
+                    allowed_token_ids: allowed,
+                    bad_words: words,
+                    min_tokens: ending.0,
+                    ending_token_ids: ending.1,
+                }
+            },
+        )
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    /// However many drafts are verified at once, and wherever the prompt ends: the tokens are those of a plain loop
+    /// that adjusts each row by everything before it.
+    #[test]
+    fn c15_adjusted_text_is_the_same_with_and_without_drafts(
+        rows in prop::collection::vec(prop::collection::vec(-4.0_f32..4.0, 12), 1..12),
+        params in params(),
+        adjust in adjustments(),
+        prompt in prop::collection::vec(0_u32..12, 1..6),
+        widths in prop::collection::vec(0_usize..5, 12),
+        right in prop::collection::vec(any::<bool>(), 12),
+    ) {
+        let params = SamplingParams { adjust, ..params };
+        let mut tokens = prompt.clone();
+        for logits in &rows {
+            let adjusted = naive::adjusted(&params.adjust, logits, &prompt, &tokens[prompt.len()..]);
+            tokens.push(naive::sample(&params, &adjusted, tokens.len() as u64));
+        }
+        let sampler = sampler(params);
+        let (mut scratch, mut known, mut widths) = (Scratch::default(), prompt.clone(), widths.into_iter());
+        while known.len() < tokens.len() {
+            let step = known.len() - prompt.len();
+            let width = widths.next().unwrap_or(0).min(rows.len() - step - 1);
+            let drafts: Vec<u32> = (known.len()..known.len() + width)
+                .map(|place| if right[place - prompt.len()] { tokens[place] } else { (tokens[place] + 1) % 12 })
+                .collect();
+            let context = Context { prompt_len: prompt.len() as u64, index: known.len() as u64, tokens: &known };
+            let wanted = views(&rows[step..=step + width]);
+            let produced = sampler.produce(&wanted, &drafts, &context, &mut scratch).expect("usable");
+            known.extend(produced.emitted);
+        }
+        prop_assert_eq!(known, tokens);
+    }
+
+    #[test]
+    fn the_bytes_of_adjustments_read_back(params in params(), adjust in adjustments()) {
+        let params = SamplingParams { adjust, ..params };
+        prop_assert_eq!(SamplingParams::from_bytes(&params.to_bytes()), Ok(params));
+    }
 
     #[test]
     fn drafts_are_those_of_the_plain_lookup(
@@ -122,7 +187,7 @@ proptest! {
     #[test]
     fn long_rows_too(logits in row(2000..6000), params in params(), index in any::<u64>()) {
         let mut scratch = Scratch::default();
-        let sampler = sampler(params);
+        let sampler = sampler(params.clone());
         prop_assert_eq!(sampler.kept(&logits, &mut scratch), Ok(naive::kept(&params, &logits)));
         let token_id = sampler.sample(&logits, index, &mut scratch);
         prop_assert_eq!(token_id, Ok(naive::sample(&params, &logits, index)));
@@ -152,7 +217,7 @@ fn verify_refuses_another_number_of_rows() {
     let sampler = sampler(SamplingParams::greedy());
     let (mut scratch, mut emitted) = (Scratch::default(), Vec::new());
     let row: &[f32] = &[0.0; 4];
-    let error = sampler.verify(&[row, row], &[1, 2], 0, &mut scratch, &mut emitted);
+    let error = sampler.verify(&[row, row], &[1, 2], &Context::at(0), &mut scratch, &mut emitted);
     assert_eq!(error, Err(Error::LogitsRows { expected: 3, got: 2 }));
     assert!(emitted.is_empty());
 }
@@ -167,10 +232,10 @@ fn logprobs_with_drafts_are_those_without() {
     let one_by_one: Vec<Produced> = rows
         .iter()
         .zip(40..)
-        .map(|(row, index)| sampler.produce(&[row], &[], index, &mut scratch).expect("usable"))
+        .map(|(row, index)| sampler.produce(&[row], &[], &Context::at(index), &mut scratch).expect("usable"))
         .collect();
     let drafts: Vec<u32> = one_by_one[..3].iter().map(|produced| produced.emitted[0]).collect();
-    let together = sampler.produce(&views(&rows), &drafts, 40, &mut scratch).expect("usable");
+    let together = sampler.produce(&views(&rows), &drafts, &Context::at(40), &mut scratch).expect("usable");
     assert_eq!(together.accepted, 3);
     assert_eq!(together.emitted, one_by_one.iter().map(|produced| produced.emitted[0]).collect::<Vec<_>>());
     assert_eq!(together.logprobs, one_by_one.iter().map(|produced| produced.logprobs[0].clone()).collect::<Vec<_>>());

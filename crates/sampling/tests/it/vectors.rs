@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use paceline_sampling::ngram::{self, NgramLengths};
 use paceline_sampling::noise::NoiseSource;
-use paceline_sampling::{Sampler, SamplingParams, Scratch, choice_seed, philox, token_logprobs};
+use paceline_sampling::{Adjustments, Context, Sampler, SamplingParams, Scratch, choice_seed, philox, token_logprobs};
 use serde_json::{Value, json};
 
 /// One rounding of an f32: log-probabilities are f32.
@@ -40,6 +40,7 @@ fn vectors() -> Value {
         "rows": rows.iter().map(|(name, logits)| json!({"name": name, "logits": printable(logits)})).collect::<Vec<_>>(),
         "samples": rows.iter().flat_map(|(name, logits)| samples(name, logits)).collect::<Vec<_>>(),
         "verifications": verifications(&rows),
+        "adjusted": adjusted(&rows),
         "logprobs": rows.iter().map(|(name, logits)| logprobs(name, logits)).collect::<Vec<_>>(),
         "ngrams": ngrams(),
     })
@@ -98,15 +99,15 @@ fn parameter_sets() -> Vec<SamplingParams> {
     let base = SamplingParams { seed: 1234, ..SamplingParams::default() };
     vec![
         SamplingParams::greedy(),
-        base,
-        SamplingParams { temperature: 0.8, seed: u64::MAX - 5, ..base },
-        SamplingParams { temperature: 2.5, ..base },
-        SamplingParams { top_k: 1, ..base },
-        SamplingParams { top_k: 5, ..base },
-        SamplingParams { top_p: 0.5, temperature: 0.7, ..base },
-        SamplingParams { top_p: 0.9, ..base },
-        SamplingParams { min_p: 0.1, temperature: 1.5, ..base },
-        SamplingParams { top_k: 10, top_p: 0.8, min_p: 0.05, temperature: 1.3, seed: 99, ..base },
+        base.clone(),
+        SamplingParams { temperature: 0.8, seed: u64::MAX - 5, ..base.clone() },
+        SamplingParams { temperature: 2.5, ..base.clone() },
+        SamplingParams { top_k: 1, ..base.clone() },
+        SamplingParams { top_k: 5, ..base.clone() },
+        SamplingParams { top_p: 0.5, temperature: 0.7, ..base.clone() },
+        SamplingParams { top_p: 0.9, ..base.clone() },
+        SamplingParams { min_p: 0.1, temperature: 1.5, ..base.clone() },
+        SamplingParams { top_k: 10, top_p: 0.8, min_p: 0.05, temperature: 1.3, seed: 99, ..base.clone() },
     ]
 }
 
@@ -126,7 +127,7 @@ fn described(params: &SamplingParams) -> Value {
 fn samples(name: &str, logits: &[f32]) -> Vec<Value> {
     let mut scratch = Scratch::default();
     let sample = |params: SamplingParams| {
-        let sampler = Sampler::new(params).expect("in range");
+        let sampler = Sampler::new(params.clone()).expect("in range");
         let kept = sampler.kept(logits, &mut scratch).expect("usable");
         let mut at = |index| sampler.sample(logits, index, &mut scratch).expect("usable");
         let token_ids: Vec<u32> = (0..12).map(&mut at).collect();
@@ -146,7 +147,7 @@ fn samples(name: &str, logits: &[f32]) -> Vec<Value> {
 fn verifications(rows: &[(&'static str, Vec<f32>)]) -> Vec<Value> {
     let (name, logits) = &rows[0];
     let params = SamplingParams { temperature: 0.9, top_k: 20, seed: 77, ..SamplingParams::default() };
-    let sampler = Sampler::new(params).expect("in range");
+    let sampler = Sampler::new(params.clone()).expect("in range");
     let mut scratch = Scratch::default();
     let first_index = 250;
     let plain: Vec<u32> = (first_index..first_index + 4)
@@ -163,7 +164,7 @@ fn verifications(rows: &[(&'static str, Vec<f32>)]) -> Vec<Value> {
         let positions = drafts.len() + 1;
         let mut emitted = Vec::new();
         let accepted = sampler
-            .verify(&vec![&logits[..]; positions], &drafts, first_index, &mut scratch, &mut emitted)
+            .verify(&vec![&logits[..]; positions], &drafts, &Context::at(first_index), &mut scratch, &mut emitted)
             .expect("usable");
         json!({
             "row_at_every_position": name,
@@ -177,6 +178,68 @@ fn verifications(rows: &[(&'static str, Vec<f32>)]) -> Vec<Value> {
     let mut all: Vec<Value> = (0..4).map(|place| verify(wrong(place))).collect();
     all.push(verify(Vec::new()));
     all
+}
+
+/// Rows whose logits are adjusted by what came before, with drafts that are right up to the second.
+fn adjusted(rows: &[(&'static str, Vec<f32>)]) -> Vec<Value> {
+    let (name, logits) = &rows[0];
+    let (prompt, output) = ([3_u32, 9, 9, 14, 27], [14_u32, 27, 27, 50]);
+    let tokens = [&prompt[..], &output[..]].concat();
+    let context = Context { prompt_len: prompt.len() as u64, index: tokens.len() as u64, tokens: &tokens };
+    let neutral = Adjustments::default;
+    let sets = [
+        Adjustments { repetition_penalty: 1.5, ..neutral() },
+        Adjustments { presence_penalty: 1.25, frequency_penalty: -0.5, ..neutral() },
+        Adjustments { logit_bias: vec![(14, 6.5), (27, -100.0)], ..neutral() },
+        Adjustments { allowed_token_ids: Some(vec![5, 14, 27, 50, 61]), ..neutral() },
+        Adjustments { bad_words: vec![vec![50, 14], vec![27, 14, 5], vec![61], vec![9, 3]], ..neutral() },
+        Adjustments { min_tokens: 6, ending_token_ids: vec![14, 27, 50, 61], ..neutral() },
+        Adjustments {
+            presence_penalty: 0.5,
+            frequency_penalty: 0.75,
+            repetition_penalty: 0.75,
+            logit_bias: vec![(5, 4.0)],
+            allowed_token_ids: Some(vec![5, 14, 27, 50]),
+            bad_words: vec![vec![5, 5]],
+            min_tokens: 5,
+            ending_token_ids: vec![14],
+        },
+        Adjustments { allowed_token_ids: Some(vec![14]), min_tokens: 9, ending_token_ids: vec![14], ..neutral() },
+    ];
+    let mut cases = Vec::new();
+    for adjust in sets {
+        for temperature in [0.0, 1.0] {
+            let params =
+                SamplingParams { temperature, seed: 4321, adjust: adjust.clone(), ..SamplingParams::default() };
+            let sampler = Sampler::new(params.clone()).expect("in range");
+            let mut scratch = Scratch::default();
+            let mut produce = |drafts: &[u32]| {
+                let wanted = vec![&logits[..]; drafts.len() + 1];
+                sampler.produce(&wanted, drafts, &context, &mut scratch).expect("usable").emitted
+            };
+            let first = produce(&[]);
+            let second = produce(&[first[0], 0]);
+            let drafts = [second[0], second[1], 63];
+            let emitted = produce(&drafts);
+            cases.push(json!({
+                "row_at_every_position": name,
+                "params": described(&params),
+                "presence_penalty": adjust.presence_penalty,
+                "frequency_penalty": adjust.frequency_penalty,
+                "repetition_penalty": adjust.repetition_penalty,
+                "logit_bias": adjust.logit_bias,
+                "allowed_token_ids": adjust.allowed_token_ids,
+                "bad_words": adjust.bad_words,
+                "min_tokens": adjust.min_tokens,
+                "ending_token_ids": adjust.ending_token_ids,
+                "prompt": prompt,
+                "output": output,
+                "drafts": drafts,
+                "emitted": emitted,
+            }));
+        }
+    }
+    cases
 }
 
 fn logprobs(name: &str, logits: &[f32]) -> Value {

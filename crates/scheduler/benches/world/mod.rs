@@ -85,6 +85,7 @@ fn submit(scheduler: &mut Scheduler, id: u64, prompt: u32, max_new_tokens: u32, 
         pinned,
         priority: 0,
         history: false,
+        prompt_logprobs: false,
     };
     scheduler.submit(spec).expect("fits");
 }

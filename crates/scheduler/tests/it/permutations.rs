@@ -39,6 +39,7 @@ impl Side {
             pinned: Some(DpRank::new(self.order[rank] as u32)),
             priority,
             history: false,
+            prompt_logprobs: false,
         };
         self.scheduler.submit(spec).is_ok()
     }

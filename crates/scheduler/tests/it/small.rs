@@ -253,6 +253,7 @@ impl Small {
             pinned: Some(DpRank::new(rank as u32)),
             priority: 0,
             history: false,
+            prompt_logprobs: false,
         };
         self.scheduler.submit(spec).expect("the request fits");
         id

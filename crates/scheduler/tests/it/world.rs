@@ -147,6 +147,7 @@ impl World {
             pinned: None,
             priority: 0,
             history: true,
+            prompt_logprobs: false,
         }
     }
 

@@ -5,14 +5,18 @@ use std::sync::Arc;
 use paceline_engine::{GenerateRequest, ModelLimits, SamplingParams};
 use paceline_sampling::choice_seed;
 use paceline_text::{SpecialTokens, Tokenizer};
+use tokio::sync::OwnedSemaphorePermit;
 
-use super::call::{Call, MaxTokens, Prompt, SamplingFields, Stopping};
+use super::call::{Call, MaxTokens, Stopping};
 use super::generation::Generation;
+use super::prompt::{PromptPart, TokenizedPrompt};
 use super::record::CallRecord;
+use super::sampling::sampling_params;
 use super::sequence::{Sequence, SequenceOptions};
+use super::tokenize::tokenize;
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
-use crate::limits::{CHOICES_MAX, PROMPTS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STOP_TOKEN_IDS_MAX};
+use crate::limits::{CHOICES_MAX, PROMPTS_MAX, STOP_STRING_BYTES_MAX, STOP_TOKEN_IDS_MAX};
 
 /// Checks `call` against the model, tokenizes it and submits every choice. `record` counts what becomes of it; a
 /// refusal is counted here.
@@ -22,65 +26,102 @@ use crate::limits::{CHOICES_MAX, PROMPTS_MAX, STOP_STRING_BYTES_MAX, STOP_STRING
 pub(crate) async fn admit(app: &App, call: Call, record: CallRecord) -> Result<Generation, ApiError> {
     let mut record = record;
     match try_admit(app, call, &mut record).await {
-        Ok((sequences, prompt_tokens)) => Ok(Generation::new(sequences, prompt_tokens, record)),
+        Ok(admitted) => Ok(Generation::new(admitted, record)),
         Err(error) => Err(record.refuse(error)),
     }
 }
 
-async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<(Vec<Sequence>, usize), ApiError> {
+/// The running choices of a call and what is kept of its prompts.
+pub(super) struct Admitted {
+    pub(super) sequences: Vec<Sequence>,
+    pub(super) prompt_tokens: usize,
+    /// What the first prompt reads, where it is text.
+    pub(super) prompt_text: String,
+    /// Among the open calls.
+    pub(super) place: OwnedSemaphorePermit,
+}
+
+/// A place for one more call, held until it ends.
+fn open_place(app: &App) -> Result<OwnedSemaphorePermit, ApiError> {
+    Arc::clone(&app.open_calls).try_acquire_owned().map_err(|_| {
+        let most = app.options.limits.open_calls;
+        ApiError::new(Kind::QueueFull, format!("{most} calls are open, and no more may be"))
+    })
+}
+
+async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<Admitted, ApiError> {
     let limits = known_limits(app)?;
-    let sampling = sampling(&call.sampling, app)?;
+    let place = open_place(app)?;
     let vocab_size = vocab_size(&limits, &app.options.tokenizer);
+    let sampling = sampling_params(app, &call, vocab_size)?;
     check_counts(&call)?;
-    check_stopping(&call.stopping, vocab_size)?;
+    check_stopping(&call.stopping, call.echo, app.options.limits.stop_strings, vocab_size)?;
     if let Some(dp_rank) = call.dp_rank.filter(|rank| *rank >= limits.dp_size) {
         let message = format!("there is no rank {dp_rank}; ranks are 0 to {}", limits.dp_size.saturating_sub(1));
         return Err(ApiError::invalid("X-data-parallel-rank", message));
     }
     let (call, prompts) = tokenize(app.options.tokenizer.clone(), call, limits.max_model_len).await?;
     let mut requests = Vec::with_capacity(prompts.len() * call.choices as usize);
-    for prompt in &prompts {
-        check_prompt(prompt, call.prompt_field, vocab_size)?;
-        let max_new_tokens = max_new_tokens(&call, prompt.len(), &limits)?;
+    let mut prompt_tokens = 0;
+    let prompt_text = prompts.first().and_then(|prompt| prompt.text.clone()).unwrap_or_default();
+    for prompt in prompts {
+        check_prompt(&prompt.ids, &call, app.options.limits.prompt_tokens, vocab_size)?;
+        prompt_tokens += prompt.ids.len();
+        let prompt = Arc::new(prompt);
+        let max_new_tokens = max_new_tokens(&call, prompt.ids.len(), &limits)?;
+        check_min_tokens(call.sampling.min_tokens, max_new_tokens)?;
         let seed = call.sampling.seed.unwrap_or_else(rand::random);
         if call.sampling.seed.is_none() {
             tracing::debug!(request_id = call.id, seed, "seed drawn");
         }
         for choice in 0..call.choices {
-            requests.push(GenerateRequest {
+            let seed = choice_seed(seed, choice, call.choices);
+            let request = GenerateRequest {
                 request_id: call.id.clone(),
-                prompt_token_ids: prompt.clone(),
-                max_new_tokens,
+                prompt_token_ids: prompt.ids.clone(),
+                max_new_tokens: max_new_tokens.max(1),
                 stop_token_ids: stop_token_ids(&call.stopping, app),
-                sampling: SamplingParams { seed: choice_seed(seed, choice, call.choices), ..sampling },
+                sampling: SamplingParams { seed, ..sampling.clone() },
                 dp_rank: call.dp_rank,
                 priority: call.priority,
-            });
+            };
+            requests.push((Arc::clone(&prompt), request));
         }
     }
     record.submitted(requests.len());
     let sequences = submit(app, &call, requests).await?;
-    Ok((sequences, prompts.iter().map(Vec::len).sum()))
+    Ok(Admitted { sequences, prompt_tokens, prompt_text, place })
 }
 
 /// Submits all requests or none: when one is refused the streams of the others are dropped, which takes them back.
-async fn submit(app: &App, call: &Call, requests: Vec<GenerateRequest>) -> Result<Vec<Sequence>, ApiError> {
+async fn submit(
+    app: &App,
+    call: &Call,
+    requests: Vec<(Arc<TokenizedPrompt>, GenerateRequest)>,
+) -> Result<Vec<Sequence>, ApiError> {
     let stops: Arc<[String]> = call.stopping.stop.clone().into();
     let special = if call.skip_special_tokens { SpecialTokens::Skip } else { SpecialTokens::Show };
     let mut sequences = Vec::with_capacity(requests.len());
-    for (index, request) in requests.into_iter().enumerate() {
+    for (index, (prompt, request)) in requests.into_iter().enumerate() {
         let options = SequenceOptions {
             index: u32::try_from(index).expect("prompts and choices are limited"),
             stops: Arc::clone(&stops),
             stop_token_ids: call.stopping.stop_token_ids.clone(),
             include_stop: call.stopping.include_stop,
             logprobs: call.sampling.logprobs.is_some(),
+            echo: call.echo,
+            hide_output: call.stopping.max_tokens.is_zero(),
+            min_tokens: call.sampling.min_tokens,
         };
         let tokenizer = &app.options.tokenizer;
         let decoder = tokenizer.decoder(special, &request.prompt_token_ids);
-        let pieces = tokenizer.decoder(SpecialTokens::Show, &request.prompt_token_ids);
+        let before = if call.echo { &[] } else { request.prompt_token_ids.as_slice() };
+        let pieces = tokenizer.decoder(SpecialTokens::Show, before);
+        let wants_logprobs = request.sampling.prompt_logprobs.is_some();
+        let part = (call.echo || call.return_token_ids || wants_logprobs)
+            .then(|| PromptPart::new(prompt, tokenizer.clone(), call.echo, wants_logprobs));
         let stream = app.handle.submit(request).await.map_err(|error| submit_error(error.into(), call))?;
-        sequences.push(Sequence::new(stream, decoder, pieces, options));
+        sequences.push(Sequence::new(stream, decoder, pieces, part, options));
     }
     Ok(sequences)
 }
@@ -118,25 +159,6 @@ fn vocab_size(limits: &ModelLimits, tokenizer: &Tokenizer) -> u32 {
     if limits.vocab_size == 0 { tokenizer } else { limits.vocab_size.min(tokenizer) }
 }
 
-fn sampling(fields: &SamplingFields, app: &App) -> Result<SamplingParams, ApiError> {
-    let model = &app.options.sampling_defaults;
-    let neutral = SamplingParams::default();
-    let params = SamplingParams {
-        temperature: fields.temperature.or(model.temperature).unwrap_or(neutral.temperature),
-        top_p: fields.top_p.or(model.top_p).unwrap_or(neutral.top_p),
-        top_k: fields.top_k.or(model.top_k).unwrap_or(neutral.top_k),
-        min_p: fields.min_p.or(model.min_p).unwrap_or(neutral.min_p),
-        seed: neutral.seed,
-        logprobs: fields.logprobs,
-    };
-    params.validate().map_err(|error| ApiError {
-        kind: Kind::Invalid,
-        message: error.to_string(),
-        param: error.field().map(str::to_owned),
-    })?;
-    Ok(params)
-}
-
 fn check_counts(call: &Call) -> Result<(), ApiError> {
     let prompts = call.prompts.len();
     if prompts == 0 || prompts > PROMPTS_MAX {
@@ -149,10 +171,10 @@ fn check_counts(call: &Call) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn check_stopping(stopping: &Stopping, vocab_size: u32) -> Result<(), ApiError> {
+fn check_stopping(stopping: &Stopping, echo: bool, strings_max: usize, vocab_size: u32) -> Result<(), ApiError> {
     let strings = stopping.stop.len();
-    if strings > STOP_STRINGS_MAX {
-        let message = format!("at most {STOP_STRINGS_MAX} stop strings are allowed, got {strings}");
+    if strings > strings_max {
+        let message = format!("at most {strings_max} stop strings are allowed, got {strings}");
         return Err(ApiError::invalid("stop", message));
     }
     for stop in &stopping.stop {
@@ -170,13 +192,29 @@ fn check_stopping(stopping: &Stopping, vocab_size: u32) -> Result<(), ApiError> 
         return Err(ApiError::invalid("stop_token_ids", message));
     }
     check_ids(&stopping.stop_token_ids, "stop_token_ids", vocab_size)?;
-    if let MaxTokens::Asked { tokens: 0, field } = stopping.max_tokens {
-        return Err(ApiError::invalid(field, format!("{field} must be at least 1, got 0")));
+    match stopping.max_tokens {
+        MaxTokens::Asked { tokens: 0, field } if !echo => {
+            Err(ApiError::invalid(field, format!("{field} must be at least 1, got 0: only with echo may it be 0")))
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
-fn check_prompt(prompt: &[u32], field: &'static str, vocab_size: u32) -> Result<(), ApiError> {
+/// No choice can be held open for longer than it may run.
+fn check_min_tokens(min_tokens: u32, max_new_tokens: u32) -> Result<(), ApiError> {
+    if min_tokens <= max_new_tokens {
+        return Ok(());
+    }
+    let message = format!("min_tokens={min_tokens} is more than the {max_new_tokens} tokens that may be produced");
+    Err(ApiError::invalid("min_tokens", message))
+}
+
+fn check_prompt(prompt: &[u32], call: &Call, tokens_max: Option<u32>, vocab_size: u32) -> Result<(), ApiError> {
+    let field = call.prompt_field;
+    if let Some(most) = tokens_max.filter(|most| prompt.len() > *most as usize) {
+        let message = format!("the prompt has {} tokens; this server takes at most {most}", prompt.len());
+        return Err(ApiError::invalid(field, message));
+    }
     if prompt.is_empty() {
         return Err(ApiError::invalid(field, "the prompt has no token: this tokenizer adds none of its own"));
     }
@@ -224,7 +262,7 @@ fn max_new_tokens(call: &Call, prompt_tokens: usize, limits: &ModelLimits) -> Re
     }
 }
 
-fn stop_token_ids(stopping: &Stopping, app: &App) -> Vec<u32> {
+pub(super) fn stop_token_ids(stopping: &Stopping, app: &App) -> Vec<u32> {
     let mut ids = stopping.stop_token_ids.clone();
     if !stopping.ignore_eos {
         ids.extend_from_slice(&app.options.tokenizer.settings().eos_token_ids);
@@ -232,34 +270,4 @@ fn stop_token_ids(stopping: &Stopping, app: &App) -> Vec<u32> {
     ids.sort_unstable();
     ids.dedup();
     ids
-}
-
-/// Tokenizes every text of the call, away from the threads that serve sockets.
-async fn tokenize(tokenizer: Tokenizer, mut call: Call, length: u32) -> Result<(Call, Vec<Vec<u32>>), ApiError> {
-    let prompts = std::mem::take(&mut call.prompts);
-    let field = call.prompt_field;
-    let job = move || {
-        prompts.into_iter().map(|prompt| token_ids(&tokenizer, prompt, field, length)).collect::<Result<Vec<_>, _>>()
-    };
-    match tokio::task::spawn_blocking(job).await {
-        Ok(prompts) => Ok((call, prompts?)),
-        Err(_) => Err(ApiError::new(Kind::Internal, "the tokenizer failed on this prompt")),
-    }
-}
-
-fn token_ids(tokenizer: &Tokenizer, prompt: Prompt, field: &str, length: u32) -> Result<Vec<u32>, ApiError> {
-    let invalid = |error: paceline_text::Error| ApiError::invalid(field, error.to_string());
-    let (text, add_special_tokens) = match prompt {
-        Prompt::Tokens(ids) => return Ok(ids),
-        Prompt::Text { text, add_special_tokens } => (text, add_special_tokens),
-        // The template writes its own special tokens.
-        Prompt::Chat(input) => (tokenizer.render_chat(&input).map_err(invalid)?, false),
-    };
-    // Far too long a text is refused without the time it takes to tokenize it.
-    let bytes_max = tokenizer.longest_token_bytes().saturating_mul(length as usize);
-    if text.len() > bytes_max {
-        let message = format!("a prompt of {} bytes cannot fit this model's context of {length} tokens", text.len());
-        return Err(ApiError::invalid(field, message));
-    }
-    tokenizer.encode(&text, add_special_tokens).map_err(invalid)
 }

@@ -9,8 +9,8 @@ pub(crate) enum Prompt {
     Text { text: String, add_special_tokens: bool },
     /// Token ids as they are.
     Tokens(Vec<u32>),
-    /// A conversation for the model's chat template.
-    Chat(ChatInput),
+    /// A conversation for the model's chat template, which writes its own special tokens.
+    Chat { input: ChatInput, add_special_tokens: bool },
 }
 
 /// How many tokens may be produced.
@@ -24,8 +24,15 @@ pub(crate) enum MaxTokens {
     AsFits,
 }
 
+impl MaxTokens {
+    /// Whether nothing is to be produced.
+    pub(crate) const fn is_zero(self) -> bool {
+        matches!(self, Self::Asked { tokens: 0, .. })
+    }
+}
+
 /// Sampling fields; what is absent falls back to the model's defaults.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct SamplingFields {
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
@@ -34,6 +41,26 @@ pub(crate) struct SamplingFields {
     pub(crate) seed: Option<u64>,
     /// Likeliest tokens reported with each token; `Some(0)` reports the sampled one only.
     pub(crate) logprobs: Option<u32>,
+    /// As `logprobs`, for the tokens of the prompt.
+    pub(crate) prompt_logprobs: Option<u32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    pub(crate) allowed_token_ids: Option<Vec<u32>>,
+    /// Texts that must not come about.
+    pub(crate) bad_words: Vec<String>,
+    /// Tokens of output before it may end by a token or a stop string.
+    pub(crate) min_tokens: u32,
+}
+
+/// How much of a prompt's end is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Truncate {
+    /// As many tokens as fit beside those to be produced.
+    ToFit,
+    /// This many.
+    Tokens(u32),
 }
 
 /// What ends a choice.
@@ -60,6 +87,12 @@ pub(crate) struct Call {
     pub(crate) sampling: SamplingFields,
     pub(crate) stopping: Stopping,
     pub(crate) skip_special_tokens: bool,
+    /// The answer begins with the prompt, in text and in log-probabilities.
+    pub(crate) echo: bool,
+    /// Whether token ids are returned beside the text.
+    pub(crate) return_token_ids: bool,
+    /// Keep only the end of each prompt.
+    pub(crate) truncate: Option<Truncate>,
     pub(crate) priority: i32,
     pub(crate) dp_rank: Option<u32>,
 }

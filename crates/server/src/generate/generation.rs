@@ -2,9 +2,11 @@
 
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, SelectAll, unfold};
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::admission::Admitted;
 use super::record::CallRecord;
-use super::sequence::{Delta, Sequence};
+use super::sequence::Delta;
 use crate::api_error::ApiError;
 
 /// Tokens a call used so far.
@@ -22,18 +24,22 @@ pub(crate) struct Generation {
     choices: usize,
     open: usize,
     usage: Usage,
+    /// What the first prompt reads, where it is text.
+    prompt_text: String,
     record: CallRecord,
+    _place: OwnedSemaphorePermit,
 }
 
 impl Generation {
-    pub(crate) fn new(sequences: Vec<Sequence>, prompt_tokens: usize, record: CallRecord) -> Self {
+    pub(super) fn new(admitted: Admitted, record: CallRecord) -> Self {
+        let Admitted { sequences, prompt_tokens, prompt_text, place } = admitted;
         let choices = sequences.len();
         let sequences = sequences
             .into_iter()
             .map(|sequence| unfold(sequence, async |mut sequence| Some((sequence.next().await?, sequence))).boxed())
             .collect();
         let usage = Usage { prompt_tokens, completion_tokens: 0 };
-        Self { sequences, choices, open: choices, usage, record }
+        Self { sequences, choices, open: choices, usage, prompt_text, record, _place: place }
     }
 
     /// What comes next from any choice; `None` when all have ended. After an error nothing follows.
@@ -55,6 +61,11 @@ impl Generation {
                 Some(Err(self.record.fail(error)))
             }
         }
+    }
+
+    /// What the first prompt reads; empty where it came as tokens.
+    pub(crate) fn prompt_text(&self) -> &str {
+        &self.prompt_text
     }
 
     /// Choices of the call.

@@ -7,11 +7,16 @@
 mod admission;
 mod call;
 mod generation;
+mod prompt;
 mod record;
+mod sampling;
 mod sequence;
+mod tokenize;
 
 pub(crate) use admission::admit;
-pub(crate) use call::{Call, MaxTokens, Prompt, SamplingFields, Stopping};
+pub(crate) use call::{Call, MaxTokens, Prompt, SamplingFields, Stopping, Truncate};
 pub(crate) use generation::{Generation, Usage};
+pub(crate) use prompt::PromptReport;
 pub(crate) use record::CallRecord;
 pub(crate) use sequence::{Delta, Finish, FinishCause, StopReason, TokenPiece};
+pub(crate) use tokenize::{detokenize, tokenize_alone};

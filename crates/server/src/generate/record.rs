@@ -12,6 +12,8 @@ pub(crate) struct CallRecord {
     arrived: Instant,
     /// When each choice last produced tokens.
     latest: Vec<Option<Instant>>,
+    /// Tokens of each choice.
+    produced: Vec<usize>,
     /// The last end seen of a choice.
     cause: FinishCause,
     concluded: bool,
@@ -25,6 +27,7 @@ impl CallRecord {
             app: app.clone(),
             arrived: Instant::now(),
             latest: Vec::new(),
+            produced: Vec::new(),
             cause: FinishCause::Stop,
             concluded: false,
             prompt_counted: false,
@@ -62,6 +65,7 @@ impl CallRecord {
 
     pub(crate) fn submitted(&mut self, choices: usize) {
         self.latest = vec![None; choices];
+        self.produced = vec![0; choices];
     }
 
     /// Counts the tokens of `delta` and their times. The prompt counts once its first output is there.
@@ -73,9 +77,11 @@ impl CallRecord {
             return;
         }
         let calls = &self.app.metrics.calls;
+        self.produced[delta.index as usize] += delta.token_ids.len();
         if !self.prompt_counted {
             self.prompt_counted = true;
             calls.prompt_tokens.inc_by(prompt_tokens as u64);
+            calls.prompt_length.observe(prompt_tokens as f64);
         }
         calls.generation_tokens.inc_by(delta.token_ids.len() as u64);
         let now = Instant::now();
@@ -98,6 +104,7 @@ impl CallRecord {
             FinishCause::Abort => return calls.aborted("server"),
         }
         calls.end_to_end.observe(self.arrived.elapsed().as_secs_f64());
+        self.produced.iter().for_each(|tokens| calls.output_length.observe(*tokens as f64));
     }
 }
 

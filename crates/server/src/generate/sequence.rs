@@ -5,6 +5,7 @@ use std::sync::Arc;
 use paceline_engine::{FinishReason, StreamEvent, TokenOutput, TokenStream};
 use paceline_text::{IncrementalDecoder, StopMatcher};
 
+use super::prompt::{PromptPart, PromptReport};
 use crate::api_error::{ApiError, Kind};
 
 /// One token's share of the log-probabilities.
@@ -15,7 +16,8 @@ pub(crate) struct TokenPiece {
     pub(crate) text: String,
     /// Characters of the choice's text before this token.
     pub(crate) text_offset: usize,
-    pub(crate) logprob: f32,
+    /// Nothing for the first token of a prompt.
+    pub(crate) logprob: Option<f32>,
     /// The likeliest tokens, likeliest first.
     pub(crate) top: Vec<(u32, f32)>,
 }
@@ -53,6 +55,15 @@ pub(crate) struct Delta {
     /// One per token where log-probabilities were asked for, else empty.
     pub(crate) pieces: Vec<TokenPiece>,
     pub(crate) finish: Option<Finish>,
+    /// With the first piece of a choice, where something is asked for about its prompt.
+    pub(crate) prompt: Option<Box<PromptReport>>,
+}
+
+impl Delta {
+    /// Whether it holds nothing to show or report.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.text.is_empty() && self.pieces.is_empty() && self.finish.is_none() && self.prompt.is_none()
+    }
 }
 
 /// The fixed part of a choice.
@@ -64,6 +75,12 @@ pub(crate) struct SequenceOptions {
     pub(crate) stop_token_ids: Vec<u32>,
     pub(crate) include_stop: bool,
     pub(crate) logprobs: bool,
+    /// Whether the answer begins with the prompt.
+    pub(crate) echo: bool,
+    /// Stop strings count only in what follows this many tokens.
+    pub(crate) min_tokens: u32,
+    /// Whether what is produced stays unseen: nothing was to be produced.
+    pub(crate) hide_output: bool,
 }
 
 /// A running choice. Dropping it aborts its request.
@@ -75,6 +92,10 @@ pub(crate) struct Sequence {
     /// Decodes each token's own text, for log-probabilities.
     pieces: IncrementalDecoder,
     text_offset: usize,
+    /// Tokens decoded so far.
+    decoded: u32,
+    /// Gone once the choice has begun.
+    prompt: Option<PromptPart>,
     options: SequenceOptions,
 }
 
@@ -83,16 +104,27 @@ impl Sequence {
         stream: TokenStream,
         decoder: IncrementalDecoder,
         pieces: IncrementalDecoder,
+        prompt: Option<PromptPart>,
         options: SequenceOptions,
     ) -> Self {
         let stops = StopMatcher::new(&options.stops, options.include_stop);
-        Self { stream: Some(stream), decoder, stops, pieces, text_offset: 0, options }
+        Self { stream: Some(stream), decoder, stops, pieces, text_offset: 0, decoded: 0, prompt, options }
     }
 
     /// What comes next; `None` after the end.
     pub(crate) async fn next(&mut self) -> Option<Result<Delta, ApiError>> {
-        let event = self.stream.as_mut()?.next().await;
+        let event = loop {
+            match self.stream.as_mut()?.next().await {
+                Some(StreamEvent::PromptLogprobs { logprobs }) => {
+                    if let Some(prompt) = &mut self.prompt {
+                        prompt.extend(logprobs);
+                    }
+                }
+                event => break event,
+            }
+        };
         let delta = match event {
+            Some(StreamEvent::PromptLogprobs { .. }) => unreachable!("taken by the loop"),
             Some(StreamEvent::Tokens { tokens }) => self.read(tokens, None),
             Some(StreamEvent::Finished { tokens, reason }) => self.read(tokens, Some(reason)),
             Some(StreamEvent::Failed { kind, message }) => Err(ApiError::failed(kind, message)),
@@ -105,7 +137,11 @@ impl Sequence {
     }
 
     fn read(&mut self, tokens: Vec<TokenOutput>, reason: Option<FinishReason>) -> Result<Delta, ApiError> {
-        let mut delta = Delta { index: self.options.index, ..Delta::default() };
+        let mut delta = self.begin()?;
+        if self.options.hide_output {
+            delta.finish = reason.map(|_| Finish { cause: FinishCause::Length, stop_reason: None });
+            return self.close(delta);
+        }
         let stop_token = match reason {
             Some(FinishReason::Stop(Some(token_id))) => Some(token_id),
             _ => None,
@@ -120,6 +156,11 @@ impl Sequence {
                 delta.pieces.push(piece);
             }
             if hidden {
+                continue;
+            }
+            self.decoded += 1;
+            if self.decoded <= self.options.min_tokens {
+                self.decoder.push(token_id, &mut delta.text).map_err(|error| decode_error(&error))?;
                 continue;
             }
             let mut fresh = String::new();
@@ -137,6 +178,19 @@ impl Sequence {
             delta.finish = Some(self.finish(reason));
         }
         self.close(delta)
+    }
+
+    /// An empty piece, or one that holds the prompt's part when it is the first.
+    fn begin(&mut self) -> Result<Delta, ApiError> {
+        let mut delta = Delta { index: self.options.index, ..Delta::default() };
+        if let Some(prompt) = self.prompt.take() {
+            delta.prompt = Some(Box::new(prompt.report()?));
+            delta.text = prompt.text()?;
+            if self.options.echo && self.options.logprobs {
+                delta.pieces = prompt.pieces(&mut self.pieces, &mut self.text_offset)?;
+            }
+        }
+        Ok(delta)
     }
 
     /// Shows what `fresh` lets be shown; true when it completed a stop string.
@@ -163,7 +217,13 @@ impl Sequence {
         self.pieces.push(token.token_id, &mut text).map_err(|error| decode_error(&error))?;
         let text_offset = self.text_offset;
         self.text_offset += text.chars().count();
-        Ok(TokenPiece { token_id: token.token_id, text, text_offset, logprob: logprobs.sampled, top: logprobs.top })
+        Ok(TokenPiece {
+            token_id: token.token_id,
+            text,
+            text_offset,
+            logprob: Some(logprobs.sampled),
+            top: logprobs.top,
+        })
     }
 
     fn finish(&self, reason: FinishReason) -> Finish {

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use futures_util::Stream;
 use futures_util::StreamExt;
 use futures_util::stream::{once, unfold};
+use paceline_engine::TokenLogprobs;
 use paceline_proto::v1::generate_request::Prompt as PromptMessage;
 use paceline_proto::v1::generate_response::StopReason as StopReasonMessage;
 use paceline_proto::v1::generation_server::Generation as GenerationRpc;
@@ -19,8 +20,8 @@ use tonic::{Request, Response, Status};
 use crate::api_error::ApiError;
 use crate::app::App;
 use crate::generate::{
-    Call, CallRecord, Delta, FinishCause, Generation, MaxTokens, Prompt, SamplingFields, StopReason, Stopping,
-    TokenPiece, admit,
+    Call, CallRecord, Delta, FinishCause, Generation, MaxTokens, Prompt, PromptReport, SamplingFields, StopReason,
+    Stopping, TokenPiece, Truncate, admit,
 };
 use crate::http::{checked_id, dp_rank};
 use crate::limits::COMPLETION_TOKENS_DEFAULT;
@@ -45,20 +46,21 @@ impl GenerationRpc for GenerationService {
     async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<Responses>, Status> {
         let (metadata, _, message) = request.into_parts();
         let mut record = CallRecord::new(&self.app);
+        let continuous_usage = message.continuous_usage.unwrap_or(false);
         let call = call(&self.app, &metadata, message).map_err(|error| record.refuse(error))?;
-        let id = call.id.clone();
+        let (id, continuous) = (call.id.clone(), continuous_usage);
         let mut generation = admit(&self.app, call, record).await?;
         // What fails before the first token fails the call itself, as over HTTP.
         let first = match generation.next().await {
-            Some(delta) => Some(Ok(response(&id, delta?, &generation))),
+            Some(delta) => Some(Ok(response(&id, delta?, &generation, continuous))),
             None => None,
         };
-        let rest = unfold((generation, id.clone()), async |(mut generation, id)| {
+        let rest = unfold((generation, id.clone(), continuous), async |(mut generation, id, continuous)| {
             let item = match generation.next().await? {
-                Ok(delta) => Ok(response(&id, delta, &generation)),
+                Ok(delta) => Ok(response(&id, delta, &generation, continuous)),
                 Err(error) => Err(Status::from(error)),
             };
-            Some((item, (generation, id)))
+            Some((item, (generation, id, continuous)))
         });
         let responses: Responses = Box::pin(once(std::future::ready(first)).filter_map(std::future::ready).chain(rest));
         let mut answer = Response::new(responses);
@@ -86,7 +88,9 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
             (Prompt::Text { text, add_special_tokens }, MaxTokens::UpTo(COMPLETION_TOKENS_DEFAULT))
         }
         Some(PromptMessage::TokenIds(ids)) => (Prompt::Tokens(ids.ids), MaxTokens::UpTo(COMPLETION_TOKENS_DEFAULT)),
-        Some(PromptMessage::Chat(chat)) => (Prompt::Chat(chat_input(chat)?), MaxTokens::AsFits),
+        Some(PromptMessage::Chat(chat)) => {
+            (Prompt::Chat { input: chat_input(chat)?, add_special_tokens: false }, MaxTokens::AsFits)
+        }
         None => return Err(ApiError::invalid("prompt", "a prompt is required")),
     };
     Ok(Call {
@@ -101,6 +105,14 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
             min_p: sampling.min_p,
             seed: sampling.seed,
             logprobs: message.logprobs,
+            prompt_logprobs: message.prompt_logprobs,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            repetition_penalty: sampling.repetition_penalty,
+            logit_bias: biases(sampling.logit_bias),
+            allowed_token_ids: sampling.allowed_token_ids.map(|allowed| allowed.ids),
+            bad_words: sampling.bad_words,
+            min_tokens: stopping.min_tokens.unwrap_or(0),
         },
         stopping: Stopping {
             max_tokens: stopping
@@ -111,13 +123,30 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
             ignore_eos: stopping.ignore_eos.unwrap_or(false),
             include_stop: stopping.include_stop_str_in_output.unwrap_or(false),
         },
+        echo: false,
+        return_token_ids: false,
+        truncate: truncate(message.truncate_prompt_tokens)?,
         skip_special_tokens: message.skip_special_tokens.unwrap_or(true),
         priority: message.priority.unwrap_or(0),
         dp_rank: dp_rank(metadata.get("x-data-parallel-rank").map(MetadataValue::as_bytes))?,
     })
 }
 
-fn chat_input(chat: ChatPrompt) -> Result<ChatInput, ApiError> {
+/// In order of their tokens: a map has none of its own.
+fn biases(map: std::collections::HashMap<u32, f32>) -> Vec<(u32, f32)> {
+    let mut biases: Vec<(u32, f32)> = map.into_iter().collect();
+    biases.sort_unstable_by_key(|(token_id, _)| *token_id);
+    biases
+}
+
+fn truncate(tokens: Option<u32>) -> Result<Option<Truncate>, ApiError> {
+    match tokens {
+        Some(0) => Err(ApiError::invalid("truncate_prompt_tokens", "truncate_prompt_tokens must be at least 1, got 0")),
+        tokens => Ok(tokens.map(Truncate::Tokens)),
+    }
+}
+
+pub(super) fn chat_input(chat: ChatPrompt) -> Result<ChatInput, ApiError> {
     if chat.messages.is_empty() {
         return Err(ApiError::invalid("chat.messages", "messages must not be empty"));
     }
@@ -131,12 +160,12 @@ fn chat_input(chat: ChatPrompt) -> Result<ChatInput, ApiError> {
             .map(|message| json!({"role": message.role, "content": message.content}))
             .collect(),
         add_generation_prompt: chat.add_generation_prompt.unwrap_or(true),
-        variables: serde_json::Map::new(),
+        ..ChatInput::default()
     })
 }
 
-fn response(id: &str, delta: Delta, generation: &Generation) -> GenerateResponse {
-    let usage = generation.is_done().then(|| {
+fn response(id: &str, delta: Delta, generation: &Generation, continuous: bool) -> GenerateResponse {
+    let usage = (continuous || generation.is_done()).then(|| {
         let usage = generation.usage();
         let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
         UsageMessage { prompt_tokens: count(usage.prompt_tokens), completion_tokens: count(usage.completion_tokens) }
@@ -163,15 +192,25 @@ fn response(id: &str, delta: Delta, generation: &Generation) -> GenerateResponse
         token_ids: delta.token_ids,
         logprobs: delta.pieces.into_iter().map(token_logprob).collect(),
         finish_reason,
+        prompt_logprobs: delta.prompt.map(|report| prompt_logprobs(*report)).unwrap_or_default(),
         usage,
         stop_reason,
     }
 }
 
+fn prompt_logprobs(report: PromptReport) -> Vec<TokenLogprob> {
+    let of = |(token_id, found): (u32, TokenLogprobs)| TokenLogprob {
+        token_id,
+        logprob: found.sampled,
+        top: found.top.into_iter().map(|(token_id, logprob)| TopLogprob { token_id, logprob }).collect(),
+    };
+    report.token_ids.into_iter().skip(1).zip(report.logprobs).map(of).collect()
+}
+
 fn token_logprob(piece: TokenPiece) -> TokenLogprob {
     TokenLogprob {
         token_id: piece.token_id,
-        logprob: piece.logprob,
+        logprob: piece.logprob.unwrap_or_default(),
         top: piece.top.into_iter().map(|(token_id, logprob)| TopLogprob { token_id, logprob }).collect(),
     }
 }

@@ -1,10 +1,12 @@
-//! The gRPC services: `paceline.v1.Generation`, health and reflection.
+//! The gRPC services: `paceline.v1.Generation`, `paceline.v1.Model`, health and reflection.
 
 mod generation;
 mod health;
+mod model;
 
 use paceline_proto::FILE_DESCRIPTOR_SET;
 use paceline_proto::v1::generation_server::GenerationServer;
+use paceline_proto::v1::model_server::ModelServer;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::Router;
 use tonic::{Request, Status};
@@ -12,11 +14,12 @@ use tonic_health::pb::health_server::HealthServer;
 
 use self::generation::GenerationService;
 use self::health::HealthService;
+use self::model::ModelService;
 use crate::Error;
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 use crate::http::accepts_key;
-use crate::limits::{BODY_BYTES_MAX, GRPC_PING_INTERVAL, GRPC_PING_TIMEOUT};
+use crate::limits::{GRPC_PING_INTERVAL, GRPC_PING_TIMEOUT};
 
 /// All services over one shared state. Health asks for no key: probes have none.
 pub(crate) fn router(app: App) -> Result<Router, Error> {
@@ -24,8 +27,10 @@ pub(crate) fn router(app: App) -> Result<Router, Error> {
         let app = app.clone();
         move |request: Request<()>| key_checked(&app, request)
     };
-    let generation =
-        GenerationServer::new(GenerationService::new(app.clone())).max_decoding_message_size(BODY_BYTES_MAX);
+    let generation = GenerationServer::new(GenerationService::new(app.clone()))
+        .max_decoding_message_size(app.options.limits.body_bytes);
+    let model =
+        ModelServer::new(ModelService::new(app.clone())).max_decoding_message_size(app.options.limits.body_bytes);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
@@ -39,6 +44,7 @@ pub(crate) fn router(app: App) -> Result<Router, Error> {
         .http2_keepalive_timeout(Some(GRPC_PING_TIMEOUT))
         .add_service(HealthServer::new(HealthService::new(app)))
         .add_service(InterceptedService::new(generation, check_key.clone()))
+        .add_service(InterceptedService::new(model, check_key.clone()))
         .add_service(InterceptedService::new(reflection_v1, check_key.clone()))
         .add_service(InterceptedService::new(reflection_v1alpha, check_key)))
 }

@@ -6,14 +6,15 @@ use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 
+use super::chat_reader::{ChoiceReader, ReaderSetup};
 use super::front::{RequestId, complete_call, read_body};
-use super::sse::{Chunks, gather, stream};
+use super::sse::{Chunks, chunks_end, gather, stream};
 use crate::api_error::ApiError;
 use crate::app::{App, unix_s};
-use crate::generate::{CallRecord, Delta, Finish, TokenPiece, Usage, admit};
+use crate::generate::{CallRecord, Delta, Finish, FinishCause, TokenPiece, Usage, admit};
 use crate::openai::{
     Answer, ChatBody, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, ChatRequest,
-    StopValue, StreamOptions, UsageBody, finish_reason,
+    Reported, Said, StopValue, StreamOptions, TokenNames, UsageBody, finish_reason, prompt_logprobs,
 };
 
 /// Answers a conversation, streamed or whole.
@@ -24,21 +25,27 @@ pub(crate) async fn chat_completions(
     body: Body,
 ) -> Result<Response, ApiError> {
     let mut record = CallRecord::new(&app);
-    let read = async { read(&app, id, &headers, &read_body(body).await?) };
-    let request = match read.await {
+    let read = async { read(&app, id, &headers, &read_body(&app, body).await?) };
+    let (request, setup) = match read.await {
         Ok(request) => request,
         Err(error) => return Err(record.refuse(error)),
     };
-    let call_id = request.call.id.clone();
-    let logprobs = request.call.sampling.logprobs.is_some();
-    let mut generation = admit(&app, request.call, record).await?;
-    let writer = Writer { id: call_id, created: unix_s(), fingerprint: app.fingerprint(), app, logprobs };
-    if let Some(options) = request.stream {
+    let ChatRequest { stream: streamed, reported, call, .. } = request;
+    let call_id = call.id.clone();
+    let mut generation = admit(&app, call, record).await?;
+    let readers = (0..generation.choices()).map(|_| setup.reader(generation.prompt_text())).collect();
+    let writer = Writer { id: call_id, created: unix_s(), fingerprint: app.fingerprint(), app, reported };
+    if let Some(options) = streamed {
         let begun = vec![false; generation.choices()];
-        return stream(generation, Streamed { writer, options, begun }).await;
+        return stream(generation, Streamed { writer, options, begun, readers }).await;
     }
     let answers = gather(&mut generation).await?;
-    let choices = answers.into_iter().enumerate().map(|(index, answer)| writer.choice(index, answer));
+    let prompt = answers.first().and_then(|answer| answer.prompt.clone());
+    let choices = answers
+        .into_iter()
+        .zip(readers)
+        .enumerate()
+        .map(|(index, (answer, reader))| writer.choice(index, answer, reader));
     let body = ChatBody {
         id: &writer.id,
         object: "chat.completion",
@@ -48,17 +55,22 @@ pub(crate) async fn chat_completions(
         service_tier: None,
         system_fingerprint: writer.fingerprint.clone(),
         usage: UsageBody::from(generation.usage()),
-        prompt_logprobs: None,
-        prompt_token_ids: None,
+        prompt_logprobs: prompt
+            .as_ref()
+            .filter(|_| reported.prompt_logprobs.is_some())
+            .map(|prompt| prompt_logprobs(prompt, writer.names(reported.prompt_logprobs))),
+        prompt_token_ids: prompt.filter(|_| reported.token_ids).map(|prompt| prompt.token_ids),
     };
     Ok(Json(body).into_response())
 }
 
-fn read(app: &App, id: RequestId, headers: &HeaderMap, body: &Bytes) -> Result<ChatRequest, ApiError> {
+fn read(app: &App, id: RequestId, headers: &HeaderMap, body: &Bytes) -> Result<(ChatRequest, ReaderSetup), ApiError> {
     let mut request = ChatRequest::from_body(body)?;
     let named = (request.model.as_deref(), request.request_id.take());
     complete_call(app, &mut request.call, "chatcmpl", (id, headers), named)?;
-    Ok(request)
+    let setup = ReaderSetup::new(app, &request.tools, request.include_reasoning)?;
+    setup.prepare(&mut request.call);
+    Ok((request, setup))
 }
 
 /// What all chunks of one answer share.
@@ -67,24 +79,38 @@ struct Writer {
     id: String,
     created: u64,
     fingerprint: String,
-    logprobs: bool,
+    reported: Reported,
 }
 
 impl Writer {
-    fn logprobs(&self, pieces: &[TokenPiece]) -> Option<ChatLogprobs> {
-        self.logprobs.then(|| ChatLogprobs::new(pieces, &self.app.options.tokenizer))
-    }
-
-    fn choice(&self, index: usize, answer: Answer) -> ChatChoice {
-        ChatChoice {
-            index: u32::try_from(index).expect("choices are limited"),
-            message: ChatMessage::assistant(answer.text),
-            logprobs: self.logprobs(&answer.pieces),
-            finish_reason: answer.finish.as_ref().map(finish_reason),
-            stop_reason: StopValue::of(answer.finish.as_ref()),
-            token_ids: None,
+    fn names(&self, top_count: Option<u32>) -> TokenNames<'_> {
+        TokenNames {
+            tokenizer: &self.app.options.tokenizer,
+            as_ids: self.reported.tokens_as_ids,
+            top_count: top_count.unwrap_or(0) as usize,
         }
     }
+
+    fn logprobs(&self, pieces: &[TokenPiece]) -> Option<ChatLogprobs> {
+        self.reported.logprobs.map(|top| ChatLogprobs::new(pieces, self.names(Some(top))))
+    }
+
+    fn choice(&self, index: usize, answer: Answer, mut reader: ChoiceReader) -> ChatChoice {
+        let said = reader.read(&answer.text, true);
+        ChatChoice {
+            index: u32::try_from(index).expect("choices are limited"),
+            logprobs: self.logprobs(&answer.pieces),
+            finish_reason: answer.finish.as_ref().map(|finish| why(finish, reader.has_called())),
+            message: ChatMessage::assistant(said),
+            stop_reason: StopValue::of(answer.finish.as_ref()),
+            token_ids: self.reported.token_ids.then_some(answer.token_ids),
+        }
+    }
+}
+
+/// An answer that calls tools and was not cut ended for the calls.
+fn why(finish: &Finish, has_called: bool) -> &'static str {
+    if has_called && finish.cause == FinishCause::Stop { "tool_calls" } else { finish_reason(finish) }
 }
 
 struct Streamed {
@@ -92,10 +118,16 @@ struct Streamed {
     options: StreamOptions,
     /// Choices whose role was sent.
     begun: Vec<bool>,
+    readers: Vec<ChoiceReader>,
 }
 
 impl Streamed {
-    fn chunk(&self, choices: Vec<ChatChunkChoice>, usage: Option<Option<UsageBody>>) -> String {
+    fn chunk(
+        &self,
+        choices: Vec<ChatChunkChoice>,
+        usage: Option<Option<UsageBody>>,
+        prompt_token_ids: Option<Vec<u32>>,
+    ) -> String {
         let chunk = ChatChunk {
             id: &self.writer.id,
             object: "chat.completion.chunk",
@@ -104,19 +136,25 @@ impl Streamed {
             choices,
             usage,
             system_fingerprint: &self.writer.fingerprint,
+            prompt_token_ids,
         };
         serde_json::to_string(&chunk).expect("chunks have string keys only")
     }
 }
 
-fn choice(index: u32, delta: ChatDelta, logprobs: Option<ChatLogprobs>, finish: Option<&Finish>) -> ChatChunkChoice {
-    ChatChunkChoice {
-        index,
-        delta,
-        logprobs,
-        finish_reason: finish.map(finish_reason),
-        stop_reason: StopValue::of(finish),
-        token_ids: None,
+fn choice(index: u32, delta: ChatDelta) -> ChatChunkChoice {
+    ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None }
+}
+
+/// A piece of what is said. Content stands even when it is empty, unless something else is said.
+fn said(said: Said) -> ChatDelta {
+    let Said { content, reasoning, calls } = said;
+    ChatDelta {
+        role: None,
+        content: (!content.is_empty() || (reasoning.is_none() && calls.is_empty())).then_some(content),
+        reasoning_content: reasoning.clone(),
+        reasoning,
+        tool_calls: calls,
     }
 }
 
@@ -127,18 +165,34 @@ impl Chunks for Streamed {
 
     fn delta(&mut self, delta: Delta, usage: Option<Option<UsageBody>>) -> Vec<String> {
         let mut chunks = Vec::with_capacity(2);
+        let Delta { index, text, token_ids, pieces, finish, prompt } = delta;
+        let returns_ids = self.writer.reported.token_ids;
         // A choice begins by saying who speaks.
-        if !std::mem::replace(&mut self.begun[delta.index as usize], true) {
-            let role = ChatDelta { role: Some("assistant"), content: Some(String::new()) };
-            chunks.push(self.chunk(vec![choice(delta.index, role, None, None)], usage));
+        if !std::mem::replace(&mut self.begun[index as usize], true) {
+            let role = ChatDelta { role: Some("assistant"), content: Some(String::new()), ..ChatDelta::default() };
+            let prompt_token_ids = prompt.filter(|_| returns_ids).map(|prompt| prompt.token_ids);
+            chunks.push(self.chunk(vec![choice(index, role)], usage, prompt_token_ids));
         }
-        let content = ChatDelta { role: None, content: Some(delta.text) };
-        let logprobs = self.writer.logprobs(&delta.pieces);
-        chunks.push(self.chunk(vec![choice(delta.index, content, logprobs, delta.finish.as_ref())], usage));
+        let reader = &mut self.readers[index as usize];
+        let read = reader.read(&text, finish.is_some());
+        let held_back = !text.is_empty() && read.is_empty();
+        let has_called = reader.has_called();
+        if held_back && pieces.is_empty() && finish.is_none() && !returns_ids {
+            return chunks;
+        }
+        let said = ChatChunkChoice {
+            logprobs: self.writer.logprobs(&pieces),
+            finish_reason: finish.as_ref().map(|finish| why(finish, has_called)),
+            stop_reason: StopValue::of(finish.as_ref()),
+            token_ids: returns_ids.then_some(token_ids),
+            ..choice(index, said(read))
+        };
+        chunks.push(self.chunk(vec![said], usage, None));
         chunks
     }
 
-    fn usage(&mut self, usage: Usage) -> String {
-        self.chunk(Vec::new(), Some(Some(usage.into())))
+    fn end(&mut self, usage: Usage) -> Vec<String> {
+        let wanted = self.options.include_usage;
+        chunks_end(wanted.then(|| self.chunk(Vec::new(), Some(Some(usage.into())), None)))
     }
 }

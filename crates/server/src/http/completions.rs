@@ -7,13 +7,13 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 
 use super::front::{RequestId, complete_call, read_body};
-use super::sse::{Chunks, gather, stream};
+use super::sse::{Chunks, chunks_end, gather, stream};
 use crate::api_error::ApiError;
 use crate::app::{App, unix_s};
-use crate::generate::{CallRecord, Delta, Finish, TokenPiece, Usage, admit};
+use crate::generate::{CallRecord, Delta, Usage, admit};
 use crate::openai::{
-    CompletionBody, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, StopValue, StreamOptions,
-    UsageBody, finish_reason,
+    Answer, CompletionBody, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, Reported,
+    StopValue, StreamOptions, TokenNames, UsageBody, finish_reason, prompt_logprobs,
 };
 
 /// Answers a completion, streamed or whole.
@@ -24,22 +24,22 @@ pub(crate) async fn completions(
     body: Body,
 ) -> Result<Response, ApiError> {
     let mut record = CallRecord::new(&app);
-    let read = async { read(&app, id, &headers, &read_body(body).await?) };
+    let read = async { read(&app, id, &headers, &read_body(&app, body).await?) };
     let request = match read.await {
         Ok(request) => request,
         Err(error) => return Err(record.refuse(error)),
     };
     let call_id = request.call.id.clone();
-    let logprobs = request.call.sampling.logprobs.is_some();
+    let reported = request.reported;
     let mut generation = admit(&app, request.call, record).await?;
-    let writer = Writer { id: call_id, created: unix_s(), fingerprint: app.fingerprint(), app, logprobs };
+    let writer = Writer { id: call_id, created: unix_s(), fingerprint: app.fingerprint(), app, reported };
     if let Some(options) = request.stream {
         return stream(generation, writer.with(options)).await;
     }
     let answers = gather(&mut generation).await?;
     let choices = answers.into_iter().enumerate().map(|(index, answer)| {
         let index = u32::try_from(index).expect("choices are limited");
-        writer.choice(index, answer.text, &answer.pieces, answer.finish.as_ref())
+        writer.choice(index, answer)
     });
     let body = CompletionBody {
         id: &writer.id,
@@ -67,7 +67,7 @@ struct Writer {
     id: String,
     created: u64,
     fingerprint: String,
-    logprobs: bool,
+    reported: Reported,
 }
 
 impl Writer {
@@ -75,16 +75,28 @@ impl Writer {
         Streamed { writer: self, options }
     }
 
-    fn choice(&self, index: u32, text: String, pieces: &[TokenPiece], finish: Option<&Finish>) -> CompletionChoice {
+    fn names(&self, top_count: Option<u32>) -> TokenNames<'_> {
+        TokenNames {
+            tokenizer: &self.app.options.tokenizer,
+            as_ids: self.reported.tokens_as_ids,
+            top_count: top_count.unwrap_or(0) as usize,
+        }
+    }
+
+    fn choice(&self, index: u32, answer: Answer) -> CompletionChoice {
+        let Reported { logprobs, prompt_logprobs: of_prompt, token_ids, .. } = self.reported;
+        let prompt = answer.prompt.as_deref();
         CompletionChoice {
             index,
-            text,
-            logprobs: self.logprobs.then(|| CompletionLogprobs::new(pieces, &self.app.options.tokenizer)),
-            finish_reason: finish.map(finish_reason),
-            stop_reason: StopValue::of(finish),
-            token_ids: None,
-            prompt_logprobs: None,
-            prompt_token_ids: None,
+            text: answer.text,
+            logprobs: logprobs.map(|top| CompletionLogprobs::new(&answer.pieces, self.names(Some(top)))),
+            finish_reason: answer.finish.as_ref().map(finish_reason),
+            stop_reason: StopValue::of(answer.finish.as_ref()),
+            token_ids: token_ids.then_some(answer.token_ids),
+            prompt_logprobs: prompt
+                .filter(|_| of_prompt.is_some())
+                .map(|prompt| prompt_logprobs(prompt, self.names(of_prompt))),
+            prompt_token_ids: prompt.filter(|_| token_ids).map(|prompt| prompt.token_ids.clone()),
         }
     }
 }
@@ -115,11 +127,13 @@ impl Chunks for Streamed {
     }
 
     fn delta(&mut self, delta: Delta, usage: Option<Option<UsageBody>>) -> Vec<String> {
-        let choice = self.writer.choice(delta.index, delta.text, &delta.pieces, delta.finish.as_ref());
+        let index = delta.index;
+        let choice = self.writer.choice(index, delta.into());
         vec![self.chunk(vec![choice], usage)]
     }
 
-    fn usage(&mut self, usage: Usage) -> String {
-        self.chunk(Vec::new(), Some(Some(usage.into())))
+    fn end(&mut self, usage: Usage) -> Vec<String> {
+        let wanted = self.options.include_usage;
+        chunks_end(wanted.then(|| self.chunk(Vec::new(), Some(Some(usage.into())))))
     }
 }

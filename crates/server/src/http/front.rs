@@ -10,7 +10,7 @@ use super::LIVENESS;
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 use crate::generate::Call;
-use crate::limits::{BODY_BYTES_MAX, REQUEST_ID_BYTES_MAX};
+use crate::limits::REQUEST_ID_BYTES_MAX;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const DP_RANK: &str = "x-data-parallel-rank";
@@ -74,12 +74,13 @@ pub(crate) fn accepts_key(app: &App, given: Option<&[u8]>) -> bool {
 }
 
 /// Reads a whole body within its limit, whatever its content type says.
-pub(crate) async fn read_body(body: Body) -> Result<Bytes, ApiError> {
-    to_bytes(body, BODY_BYTES_MAX).await.map_err(|error| {
+pub(crate) async fn read_body(app: &App, body: Body) -> Result<Bytes, ApiError> {
+    let bytes_max = app.options.limits.body_bytes;
+    to_bytes(body, bytes_max).await.map_err(|error| {
         let mut source: Option<&dyn std::error::Error> = Some(&error);
         while let Some(inner) = source {
             if inner.to_string().contains("length limit exceeded") {
-                return ApiError::new(Kind::TooLarge, format!("the body is larger than {BODY_BYTES_MAX} bytes"));
+                return ApiError::new(Kind::TooLarge, format!("the body is larger than {bytes_max} bytes"));
             }
             source = inner.source();
         }

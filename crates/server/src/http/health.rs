@@ -30,6 +30,25 @@ pub(crate) async fn ready(State(app): State<App>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, retry_after, body).into_response()
 }
 
+/// Requests in the engine, waiting and running, as other servers tell their load; and those of each rank.
+pub(crate) async fn load(State(app): State<App>) -> Json<Value> {
+    let status = app.handle.status();
+    let running: usize = status.ranks.iter().map(|rank| rank.running).sum();
+    let ranks: Vec<Value> = status
+        .ranks
+        .iter()
+        .map(|rank| {
+            json!({
+                "dp_rank": rank.dp_rank,
+                "running": rank.running,
+                "kv_blocks_used": rank.kv_blocks_used,
+                "kv_blocks": rank.kv_blocks_total,
+            })
+        })
+        .collect();
+    Json(json!({"server_load": running + status.waiting, "waiting": status.waiting, "ranks": ranks}))
+}
+
 /// The version of this program.
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))

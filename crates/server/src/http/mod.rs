@@ -1,13 +1,18 @@
 //! Routes. Every answer that is not a success is an OpenAI error object.
 
 mod chat;
+mod chat_reader;
 mod completions;
+mod cors;
 mod explain;
 mod front;
 mod health;
 mod metrics;
 mod models;
+mod openapi;
+mod responses;
 mod sse;
+mod tokenizer;
 
 pub(crate) use front::{accepts_key, checked_id, dp_rank};
 
@@ -27,10 +32,16 @@ pub(crate) fn router(app: App) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/responses", post(responses::responses))
+        .route("/tokenize", post(tokenizer::tokenize))
+        .route("/detokenize", post(tokenizer::detokenize))
+        .route("/tokenizer_info", get(tokenizer::info))
+        .route("/load", get(health::load))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::retrieve))
         .route(LIVENESS, get(health::live))
         .route("/ready", get(health::ready))
+        .route("/openapi.json", get(openapi::document))
         .route("/version", get(health::version))
         .route("/metrics", get(metrics::scrape))
         .route("/explain/{step}", get(explain::explain))
@@ -41,5 +52,6 @@ pub(crate) fn router(app: App) -> Router {
         // Bodies are read, and limited, by the handlers themselves.
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(app.clone(), front::front))
+        .layer(from_fn_with_state(app.clone(), cors::cors))
         .with_state(app)
 }

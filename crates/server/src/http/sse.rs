@@ -20,8 +20,11 @@ pub(crate) trait Chunks: Send + 'static {
     /// The chunks for what is new; `usage` goes into each of them.
     fn delta(&mut self, delta: Delta, usage: Option<Option<UsageBody>>) -> Vec<String>;
 
-    /// The last chunk, without choices.
-    fn usage(&mut self, usage: Usage) -> String;
+    /// Whether each event goes by the name in its `type`.
+    const ARE_NAMED: bool = false;
+
+    /// What closes the stream.
+    fn end(&mut self, usage: Usage) -> Vec<String>;
 }
 
 /// Waits for every choice to end.
@@ -31,15 +34,17 @@ pub(crate) async fn gather(generation: &mut Generation) -> Result<Vec<Answer>, A
         let delta = delta?;
         let answer = &mut answers[delta.index as usize];
         answer.text.push_str(&delta.text);
+        answer.token_ids.extend(delta.token_ids);
         answer.pieces.extend(delta.pieces);
         answer.finish = delta.finish;
+        answer.prompt = answer.prompt.take().or(delta.prompt);
     }
     Ok(answers)
 }
 
 /// Streams chunks, then `[DONE]`. What fails before the first chunk is an error response; what fails later is an error
 /// event, after which the stream ends without `[DONE]`.
-pub(crate) async fn stream(generation: Generation, chunks: impl Chunks) -> Result<Response, ApiError> {
+pub(crate) async fn stream<C: Chunks>(generation: Generation, chunks: C) -> Result<Response, ApiError> {
     let mut state = Streaming { generation, chunks, waiting: VecDeque::new(), ended: false };
     while state.waiting.is_empty() {
         state.advance().await?;
@@ -47,7 +52,7 @@ pub(crate) async fn stream(generation: Generation, chunks: impl Chunks) -> Resul
     let events = unfold(state, async |mut state| {
         loop {
             if let Some(data) = state.waiting.pop_front() {
-                return Some((Ok::<_, Infallible>(Event::default().data(data)), state));
+                return Some((Ok::<_, Infallible>(event::<C>(data)), state));
             }
             if state.ended {
                 return None;
@@ -60,6 +65,20 @@ pub(crate) async fn stream(generation: Generation, chunks: impl Chunks) -> Resul
     });
     let keep_alive = KeepAlive::new().interval(STREAM_KEEP_ALIVE);
     Ok(Sse::new(events).keep_alive(keep_alive).into_response())
+}
+
+/// One event; a name is the first value of its data.
+fn event<C: Chunks>(data: String) -> Event {
+    let name = data.strip_prefix("{\"type\":\"").and_then(|rest| rest.split('"').next());
+    match name.filter(|_| C::ARE_NAMED) {
+        Some(name) => Event::default().event(name).data(&data),
+        None => Event::default().data(data),
+    }
+}
+
+/// What closes a stream of chunks: the usage where it is asked for, then the mark that clients wait for.
+pub(crate) fn chunks_end(usage: Option<String>) -> Vec<String> {
+    usage.into_iter().chain(std::iter::once("[DONE]".to_owned())).collect()
 }
 
 struct Streaming<C> {
@@ -76,15 +95,12 @@ impl<C: Chunks> Streaming<C> {
     async fn advance(&mut self) -> Result<(), ApiError> {
         let options = self.chunks.options();
         let Some(delta) = self.generation.next().await.transpose()? else {
-            if options.include_usage {
-                self.waiting.push_back(self.chunks.usage(self.generation.usage()));
-            }
-            self.waiting.push_back("[DONE]".to_owned());
+            self.waiting.extend(self.chunks.end(self.generation.usage()));
             self.ended = true;
             return Ok(());
         };
         // Text that is held back makes no chunk, unless log-probabilities must not be late.
-        if delta.text.is_empty() && delta.pieces.is_empty() && delta.finish.is_none() {
+        if delta.is_silent() {
             return Ok(());
         }
         let usage = if options.continuous_usage {

@@ -10,6 +10,17 @@ use prometheus_client::registry::Registry;
 const LATENCY_BUCKETS_S: [f64; 18] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
 
+/// Tokens.
+const LENGTH_BUCKETS: [f64; 16] = [
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 20_000.0, 50_000.0,
+    100_000.0,
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FinishedReason {
+    finished_reason: &'static str,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Cause {
     cause: &'static str,
@@ -21,11 +32,17 @@ pub(crate) struct CallMetrics {
     abort: Family<Cause, Counter>,
     reject: Family<Cause, Counter>,
     error: Family<Cause, Counter>,
+    /// As `success` and `abort`, under the label that vLLM gives the cause.
+    finished: Family<FinishedReason, Counter>,
     pub(crate) prompt_tokens: Counter,
     pub(crate) generation_tokens: Counter,
     pub(crate) time_to_first_token: Histogram,
     pub(crate) inter_token: Histogram,
     pub(crate) end_to_end: Histogram,
+    /// Of each call.
+    pub(crate) prompt_length: Histogram,
+    /// Of each choice.
+    pub(crate) output_length: Histogram,
 }
 
 impl CallMetrics {
@@ -35,11 +52,14 @@ impl CallMetrics {
             abort: Family::default(),
             reject: Family::default(),
             error: Family::default(),
+            finished: Family::default(),
             prompt_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             time_to_first_token: Histogram::new(LATENCY_BUCKETS_S),
             inter_token: Histogram::new(LATENCY_BUCKETS_S),
             end_to_end: Histogram::new(LATENCY_BUCKETS_S),
+            prompt_length: Histogram::new(LENGTH_BUCKETS),
+            output_length: Histogram::new(LENGTH_BUCKETS),
         };
         registry.register(
             "request_success",
@@ -84,12 +104,39 @@ impl CallMetrics {
         metrics
     }
 
+    /// The same numbers under vLLM's names.
+    pub(super) fn register_as_vllm(&self, registry: &mut Registry) {
+        for finished_reason in ["stop", "length", "abort"] {
+            self.finished.get_or_create_owned(&FinishedReason { finished_reason });
+        }
+        let finished = self.finished.clone();
+        registry.register("vllm:request_success", "Calls that ended, by why", finished);
+        registry.register(
+            "vllm:prompt_tokens",
+            "Prompt tokens of calls that produced output",
+            self.prompt_tokens.clone(),
+        );
+        registry.register("vllm:generation_tokens", "Tokens produced for clients", self.generation_tokens.clone());
+        let histograms = [
+            ("vllm:time_to_first_token_seconds", "To the first token of each choice", &self.time_to_first_token),
+            ("vllm:inter_token_latency_seconds", "Between two deliveries of tokens", &self.inter_token),
+            ("vllm:e2e_request_latency_seconds", "To the end of the last choice", &self.end_to_end),
+            ("vllm:request_prompt_tokens", "Prompt tokens of a call", &self.prompt_length),
+            ("vllm:request_generation_tokens", "Tokens of a choice", &self.output_length),
+        ];
+        for (name, help, histogram) in histograms {
+            registry.register(name, help, histogram.clone());
+        }
+    }
+
     pub(crate) fn succeeded(&self, cause: &'static str) {
         self.success.get_or_create(&Cause { cause }).inc();
+        self.finished.get_or_create(&FinishedReason { finished_reason: cause }).inc();
     }
 
     pub(crate) fn aborted(&self, cause: &'static str) {
         self.abort.get_or_create(&Cause { cause }).inc();
+        self.finished.get_or_create(&FinishedReason { finished_reason: "abort" }).inc();
     }
 
     pub(crate) fn rejected(&self, cause: &'static str) {

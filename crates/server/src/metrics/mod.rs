@@ -6,6 +6,7 @@
 
 mod calls;
 mod fleet;
+mod vllm;
 
 use paceline_engine::Handle;
 use prometheus_client::encoding::text::encode;
@@ -13,6 +14,7 @@ use prometheus_client::registry::Registry;
 
 use self::calls::CallMetrics;
 use self::fleet::FleetCollector;
+use self::vllm::VllmCollector;
 
 /// The registry and the counters that handlers write.
 pub(crate) struct Metrics {
@@ -22,10 +24,14 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     /// Registers everything.
-    pub(crate) fn new(handle: &Handle) -> Self {
+    pub(crate) fn new(handle: &Handle, model_name: &str) -> Self {
         let mut registry = Registry::default();
         let calls = CallMetrics::register(registry.sub_registry_with_prefix("paceline"));
+        let labels = [("model_name", model_name), ("engine", "0")];
+        let labels = labels.map(|(name, value)| (name.into(), value.to_owned().into()));
+        calls.register_as_vllm(registry.sub_registry_with_labels(labels.into_iter()));
         registry.register_collector(Box::new(FleetCollector::new(handle.clone())));
+        registry.register_collector(Box::new(VllmCollector::new(handle.clone(), model_name)));
         Self { registry, calls }
     }
 

@@ -3,22 +3,13 @@
 use paceline_text::ChatInput;
 use serde_json::{Map, Value};
 
-use super::common::{Common, StreamOptions};
+use super::chat_messages::messages;
+use super::chat_tools::Tools;
+use super::common::{Common, Reported, StreamOptions};
 use super::fields::{Fields, wrong_type};
-use super::neutral::{self, Neutral};
+use super::neutral;
 use crate::api_error::ApiError;
 use crate::generate::{Call, MaxTokens, Prompt};
-
-/// Parts of a message that clients send back from earlier answers and that hold nothing without tools or media.
-const MESSAGE_NEUTRAL: &[(&str, Neutral)] = &[
-    ("refusal", Neutral::Empty),
-    ("annotations", Neutral::Empty),
-    ("audio", Neutral::Nothing),
-    ("function_call", Neutral::Nothing),
-    ("tool_calls", Neutral::Empty),
-    ("reasoning", Neutral::Empty),
-    ("reasoning_content", Neutral::Empty),
-];
 
 /// A chat request, read and typed.
 #[derive(Debug)]
@@ -26,6 +17,10 @@ pub(crate) struct ChatRequest {
     pub(crate) model: Option<String>,
     pub(crate) request_id: Option<String>,
     pub(crate) stream: Option<StreamOptions>,
+    pub(crate) reported: Reported,
+    pub(crate) tools: Tools,
+    /// Whether reasoning is told at all.
+    pub(crate) include_reasoning: bool,
     /// `call.id` is still empty.
     pub(crate) call: Call,
 }
@@ -33,30 +28,55 @@ pub(crate) struct ChatRequest {
 impl ChatRequest {
     /// Reads a body.
     pub(crate) fn from_body(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::from_body(body)?;
+        Self::from_fields(Fields::from_body(body)?)
+    }
+
+    /// Reads the fields of a chat, all of them.
+    pub(super) fn from_fields(mut fields: Fields) -> Result<Self, ApiError> {
         let mut common = Common::take(&mut fields)?;
         common.sampling.logprobs = logprobs(&mut fields)?;
+        common.reported.logprobs = common.sampling.logprobs;
         let max_tokens = max_tokens(&mut fields)?;
-        let input = ChatInput {
-            messages: messages(&mut fields)?,
-            add_generation_prompt: fields.boolean("add_generation_prompt")?.unwrap_or(true),
-            variables: template_variables(&mut fields)?,
-        };
+        let tools = Tools::take(&mut fields)?;
+        let input = chat_input(&mut fields, &tools)?;
+        let add_special_tokens = fields.boolean("add_special_tokens")?.unwrap_or(false);
+        let include_reasoning = fields.boolean("include_reasoning")?.unwrap_or(true);
         neutral::accept(&mut fields, neutral::CHAT)?;
         fields.finish()?;
-        let call = Call {
-            id: String::new(),
-            prompts: vec![Prompt::Chat(input)],
-            prompt_field: "messages",
-            choices: common.choices,
-            stopping: common.stopping(max_tokens),
-            sampling: common.sampling,
-            skip_special_tokens: common.skip_special_tokens,
-            priority: common.priority,
-            dp_rank: None,
-        };
-        Ok(Self { model: common.model, request_id: common.request_id, stream: common.stream, call })
+        let call = common.call(vec![Prompt::Chat { input, add_special_tokens }], "messages", max_tokens);
+        Ok(Self {
+            model: common.model,
+            request_id: common.request_id,
+            stream: common.stream,
+            reported: common.reported,
+            tools,
+            include_reasoning,
+            call,
+        })
     }
+}
+
+/// What the template is rendered with.
+pub(super) fn chat_input(fields: &mut Fields, tools: &Tools) -> Result<ChatInput, ApiError> {
+    let mut variables = template_variables(fields)?;
+    if !tools.definitions.is_empty() {
+        variables.insert("tools".to_owned(), Value::Array(tools.definitions.clone()));
+    }
+    if let Some(effort) = fields.text("reasoning_effort")? {
+        variables.entry("reasoning_effort").or_insert(Value::from(effort));
+    }
+    let continue_final_message = fields.boolean("continue_final_message")?.unwrap_or(false);
+    let add_generation_prompt = fields.boolean("add_generation_prompt")?;
+    if continue_final_message && add_generation_prompt == Some(true) {
+        let message = "continue_final_message and add_generation_prompt exclude each other";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
+    Ok(ChatInput {
+        messages: messages(fields)?,
+        add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
+        continue_final_message,
+        variables,
+    })
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
@@ -97,69 +117,6 @@ fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiErro
     }
 }
 
-fn messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
-    let messages = match fields.take("messages") {
-        None => return Err(ApiError::invalid("messages", "messages is required")),
-        Some(Value::Array(messages)) => messages,
-        Some(other) => return Err(wrong_type("messages", "an array of messages", &other)),
-    };
-    if messages.is_empty() {
-        return Err(ApiError::invalid("messages", "messages must not be empty"));
-    }
-    messages.into_iter().enumerate().map(|(index, value)| message(value, &format!("messages[{index}]"))).collect()
-}
-
-/// One message as templates read it: role, content as one string, and the names tools and people go by.
-fn message(value: Value, path: &str) -> Result<Value, ApiError> {
-    let mut fields = Fields::nested(value, path)?;
-    let role_name = fields.name("role");
-    let role = fields.text("role")?.ok_or_else(|| ApiError::invalid(role_name.clone(), "a message needs a role"))?;
-    if role.is_empty() {
-        return Err(ApiError::invalid(role_name, "the role is empty"));
-    }
-    let content_name = fields.name("content");
-    let content = match fields.take("content") {
-        Some(content) => content_text(content, &content_name)?,
-        // An assistant's turn may have had no text.
-        None if role == "assistant" => String::new(),
-        None => return Err(ApiError::invalid(content_name, "a message needs content")),
-    };
-    let mut message = Map::new();
-    message.insert("role".to_owned(), Value::from(role));
-    message.insert("content".to_owned(), Value::from(content));
-    for field in ["name", "tool_call_id"] {
-        if let Some(text) = fields.text(field)? {
-            message.insert(field.to_owned(), Value::from(text));
-        }
-    }
-    neutral::accept(&mut fields, MESSAGE_NEUTRAL)?;
-    fields.finish()?;
-    Ok(Value::Object(message))
-}
-
-/// Text, or parts of text: templates expect one string, so parts are joined by line breaks.
-fn content_text(content: Value, path: &str) -> Result<String, ApiError> {
-    let parts = match content {
-        Value::String(text) => return Ok(text),
-        Value::Array(parts) => parts,
-        other => return Err(wrong_type(path, "a string or an array of text parts", &other)),
-    };
-    let mut texts = Vec::with_capacity(parts.len());
-    for (index, part) in parts.into_iter().enumerate() {
-        let mut fields = Fields::nested(part, &format!("{path}[{index}]"))?;
-        let kind = fields.text("type")?.unwrap_or_default();
-        if kind != "text" {
-            let name = fields.name("type");
-            let message = format!("{name}=\"{kind}\" is not supported by this server; parts must be of type \"text\"");
-            return Err(ApiError::invalid(name, message));
-        }
-        let name = fields.name("text");
-        texts.push(fields.text("text")?.ok_or_else(|| ApiError::invalid(name, "a text part needs its text"))?);
-        fields.finish()?;
-    }
-    Ok(texts.join("\n"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,7 +129,7 @@ mod tests {
 
     fn contents(body: &str) -> Result<Vec<String>, ApiError> {
         let request = ChatRequest::from_body(body.as_bytes())?;
-        let Prompt::Chat(input) = &request.call.prompts[0] else { panic!("a chat has a chat prompt") };
+        let Prompt::Chat { input, .. } = &request.call.prompts[0] else { panic!("a chat has a chat prompt") };
         Ok(input.messages.iter().map(|message| message["content"].as_str().unwrap().to_owned()).collect())
     }
 
@@ -183,6 +140,33 @@ mod tests {
         assert_eq!(contents(body).unwrap(), ["a\nb", ""]);
         let image = r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}"#;
         assert_eq!(contents(image).unwrap_err().param.as_deref(), Some("messages[0].content[0].type"));
+    }
+
+    #[test]
+    fn tools_and_calls_are_read_for_the_template() {
+        let tool = r#"{"type": "function", "function": {"name": "get", "parameters": {}}}"#;
+        let request =
+            read(&format!(r#", "tools": [{tool}], "tool_choice": "auto", "parallel_tool_calls": false"#)).unwrap();
+        let Prompt::Chat { input, .. } = &request.call.prompts[0] else { panic!("a chat has a chat prompt") };
+        assert_eq!(input.variables["tools"][0]["function"]["name"], "get");
+        assert!(!request.tools.parallel);
+        let none = read(&format!(r#", "tools": [{tool}], "tool_choice": "none""#)).unwrap();
+        assert!(none.tools.definitions.is_empty());
+        let calls = r#"{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "type": "function",
+            "function": {"name": "get", "arguments": "{\"a\": 1}"}}]}, {"role": "tool", "tool_call_id": "c1", "content": "2"}]}"#;
+        let request = ChatRequest::from_body(calls.as_bytes()).unwrap();
+        let Prompt::Chat { input, .. } = &request.call.prompts[0] else { panic!("a chat has a chat prompt") };
+        assert_eq!(input.messages[0]["tool_calls"][0]["function"]["arguments"]["a"], 1);
+        for (body, param) in [
+            (r#", "tools": [{"type": "web_search"}]"#, "tools[0].type"),
+            (r#", "tools": [{"type": "function", "function": {}}]"#, "tools[0].function.name"),
+            (r#", "tool_choice": "required""#, "tool_choice"),
+            (r#", "tool_choice": {"type": "function"}"#, "tool_choice"),
+            (r#", "tool_choice": 7"#, "tool_choice"),
+            (r#", "continue_final_message": true, "add_generation_prompt": true"#, "continue_final_message"),
+        ] {
+            assert_eq!(read(body).unwrap_err().param.as_deref(), Some(param), "{body}");
+        }
     }
 
     #[test]

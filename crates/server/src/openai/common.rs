@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::fields::{Fields, token_id, wrong_type};
 use super::neutral;
 use crate::api_error::ApiError;
-use crate::generate::{MaxTokens, SamplingFields, Stopping};
+use crate::generate::{Call, MaxTokens, Prompt, SamplingFields, Stopping, Truncate};
 use crate::limits::CHOICES_MAX;
 
 /// How a stream reports usage.
@@ -15,6 +15,19 @@ pub(crate) struct StreamOptions {
     pub(crate) include_usage: bool,
     /// Every chunk carries the usage so far.
     pub(crate) continuous_usage: bool,
+}
+
+/// What is reported of tokens beside the text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Reported {
+    /// Likeliest tokens with each token of the answer.
+    pub(crate) logprobs: Option<u32>,
+    /// Likeliest tokens with each token of the prompt.
+    pub(crate) prompt_logprobs: Option<u32>,
+    /// Token ids of prompt and answer.
+    pub(crate) token_ids: bool,
+    /// Tokens in log-probabilities are written as ids.
+    pub(crate) tokens_as_ids: bool,
 }
 
 /// The part that completions and chats share.
@@ -27,6 +40,9 @@ pub(crate) struct Common {
     pub(crate) ignore_eos: bool,
     pub(crate) include_stop: bool,
     pub(crate) skip_special_tokens: bool,
+    /// `logprobs` stays with the caller.
+    pub(crate) reported: Reported,
+    pub(crate) truncate: Option<Truncate>,
     pub(crate) choices: u32,
     pub(crate) priority: i32,
     /// The caller's own id for the call; one in the header counts for more.
@@ -46,12 +62,28 @@ impl Common {
             min_p: fields.number("min_p")?,
             seed: seed(fields)?,
             logprobs: None,
+            prompt_logprobs: fields.count("prompt_logprobs", 0)?,
+            presence_penalty: fields.number("presence_penalty")?,
+            frequency_penalty: fields.number("frequency_penalty")?,
+            repetition_penalty: fields.number("repetition_penalty")?,
+            logit_bias: logit_bias(fields)?,
+            allowed_token_ids: token_ids(fields, "allowed_token_ids")?,
+            bad_words: texts(fields, "bad_words")?,
+            min_tokens: fields.count("min_tokens", 0)?.unwrap_or(0),
+        };
+        let reported = Reported {
+            logprobs: None,
+            prompt_logprobs: sampling.prompt_logprobs,
+            token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
+            tokens_as_ids: fields.boolean("return_tokens_as_token_ids")?.unwrap_or(false),
         };
         let common = Self {
             model,
             sampling,
-            stop: stop_strings(fields)?,
-            stop_token_ids: stop_token_ids(fields)?,
+            reported,
+            truncate: truncate(fields)?,
+            stop: texts(fields, "stop")?,
+            stop_token_ids: token_ids(fields, "stop_token_ids")?.unwrap_or_default(),
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
             include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
             skip_special_tokens: fields.boolean("skip_special_tokens")?.unwrap_or(true),
@@ -64,8 +96,26 @@ impl Common {
         Ok(common)
     }
 
+    /// A call with these parts; its id, rank and whatever only one kind of request has stay to be filled in.
+    pub(crate) fn call(&self, prompts: Vec<Prompt>, prompt_field: &'static str, max_tokens: MaxTokens) -> Call {
+        Call {
+            id: String::new(),
+            prompts,
+            prompt_field,
+            choices: self.choices,
+            stopping: self.stopping(max_tokens),
+            sampling: self.sampling.clone(),
+            skip_special_tokens: self.skip_special_tokens,
+            echo: false,
+            return_token_ids: self.reported.token_ids,
+            truncate: self.truncate,
+            priority: self.priority,
+            dp_rank: None,
+        }
+    }
+
     /// The part about ending, with the token limit of the caller's kind of request.
-    pub(crate) fn stopping(&self, max_tokens: MaxTokens) -> Stopping {
+    fn stopping(&self, max_tokens: MaxTokens) -> Stopping {
         Stopping {
             max_tokens,
             stop: self.stop.clone(),
@@ -73,6 +123,16 @@ impl Common {
             ignore_eos: self.ignore_eos,
             include_stop: self.include_stop,
         }
+    }
+}
+
+/// -1 keeps as many tokens as fit.
+fn truncate(fields: &mut Fields) -> Result<Option<Truncate>, ApiError> {
+    match fields.integer("truncate_prompt_tokens", -1..=i128::from(u32::MAX))? {
+        None => Ok(None),
+        Some(-1) => Ok(Some(Truncate::ToFit)),
+        Some(0) => Err(ApiError::invalid("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1")),
+        Some(tokens) => Ok(Some(Truncate::Tokens(u32::try_from(tokens).expect("checked against the range")))),
     }
 }
 
@@ -98,27 +158,49 @@ fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
     Ok(i32::try_from(priority).expect("checked against the range"))
 }
 
-fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    match fields.take("stop") {
+/// One text or an array of them.
+fn texts(fields: &mut Fields, field: &'static str) -> Result<Vec<String>, ApiError> {
+    const FORMS: &str = "a string or an array of strings";
+    match fields.take(field) {
         None => Ok(Vec::new()),
-        Some(Value::String(stop)) => Ok(vec![stop]),
-        Some(Value::Array(stops)) => stops
+        Some(Value::String(text)) => Ok(vec![text]),
+        Some(Value::Array(texts)) => texts
             .into_iter()
-            .map(|stop| match stop {
-                Value::String(stop) => Ok(stop),
-                other => Err(wrong_type("stop", "a string or an array of strings", &other)),
+            .map(|text| match text {
+                Value::String(text) => Ok(text),
+                other => Err(wrong_type(field, FORMS, &other)),
             })
             .collect(),
-        Some(other) => Err(wrong_type("stop", "a string or an array of strings", &other)),
+        Some(other) => Err(wrong_type(field, FORMS, &other)),
     }
 }
 
-fn stop_token_ids(fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
-    match fields.take("stop_token_ids") {
-        None => Ok(Vec::new()),
-        Some(Value::Array(ids)) => ids.iter().map(|id| token_id(id, "stop_token_ids")).collect(),
-        Some(other) => Err(wrong_type("stop_token_ids", "an array of token ids", &other)),
+fn token_ids(fields: &mut Fields, field: &'static str) -> Result<Option<Vec<u32>>, ApiError> {
+    match fields.take(field) {
+        None => Ok(None),
+        Some(Value::Array(ids)) => ids.iter().map(|id| token_id(id, field)).collect::<Result<_, _>>().map(Some),
+        Some(other) => Err(wrong_type(field, "an array of token ids", &other)),
     }
+}
+
+/// JSON has string keys only: each is a token id in digits.
+fn logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
+    const FIELD: &str = "logit_bias";
+    let entries = match fields.take(FIELD) {
+        None => return Ok(Vec::new()),
+        Some(Value::Object(entries)) => entries,
+        Some(other) => return Err(wrong_type(FIELD, "an object of token ids and biases", &other)),
+    };
+    let mut biases = Vec::with_capacity(entries.len());
+    for (key, value) in entries {
+        let token_id = key.parse().map_err(|_| {
+            let shown: String = key.chars().take(40).collect();
+            ApiError::invalid(FIELD, format!("the key \"{shown}\" of logit_bias is not a token id of the vocabulary"))
+        })?;
+        let bias = value.as_f64().ok_or_else(|| wrong_type(FIELD, "an object of numbers", &value))?;
+        biases.push((token_id, bias as f32));
+    }
+    Ok(biases)
 }
 
 fn stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::common::{Common, StreamOptions};
+use super::common::{Common, Reported, StreamOptions};
 use super::fields::{Fields, token_id, wrong_type};
 use super::neutral;
 use crate::api_error::ApiError;
@@ -17,6 +17,7 @@ pub(crate) struct CompletionRequest {
     pub(crate) model: Option<String>,
     pub(crate) request_id: Option<String>,
     pub(crate) stream: Option<StreamOptions>,
+    pub(crate) reported: Reported,
     /// `call.id` is still empty.
     pub(crate) call: Call,
 }
@@ -27,6 +28,14 @@ impl CompletionRequest {
         let mut fields = Fields::from_body(body)?;
         let mut common = Common::take(&mut fields)?;
         common.sampling.logprobs = fields.count("logprobs", 0)?;
+        common.reported.logprobs = common.sampling.logprobs;
+        let echo = fields.boolean("echo")?.unwrap_or(false);
+        if echo {
+            // An echoed prompt is reported as the output is.
+            let of_prompt = common.sampling.prompt_logprobs.max(common.sampling.logprobs);
+            common.sampling.prompt_logprobs = of_prompt;
+            common.reported.prompt_logprobs = common.reported.prompt_logprobs.or(of_prompt);
+        }
         let max_tokens = match fields.count("max_tokens", 0)? {
             Some(tokens) => MaxTokens::Asked { tokens, field: "max_tokens" },
             None => MaxTokens::UpTo(COMPLETION_TOKENS_DEFAULT),
@@ -40,18 +49,14 @@ impl CompletionRequest {
         let prompt = fields.take("prompt").ok_or_else(|| ApiError::invalid("prompt", "prompt is required"))?;
         neutral::accept(&mut fields, neutral::COMPLETION)?;
         fields.finish()?;
-        let call = Call {
-            id: String::new(),
-            prompts: prompts(prompt, add_special_tokens)?,
-            prompt_field: "prompt",
-            choices: common.choices,
-            stopping: common.stopping(max_tokens),
-            sampling: common.sampling,
-            skip_special_tokens: common.skip_special_tokens,
-            priority: common.priority,
-            dp_rank: None,
-        };
-        Ok(Self { model: common.model, request_id: common.request_id, stream: common.stream, call })
+        let call = Call { echo, ..common.call(prompts(prompt, add_special_tokens)?, "prompt", max_tokens) };
+        Ok(Self {
+            model: common.model,
+            request_id: common.request_id,
+            stream: common.stream,
+            reported: common.reported,
+            call,
+        })
     }
 }
 

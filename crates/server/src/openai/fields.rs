@@ -46,6 +46,17 @@ impl Fields {
         self.object.remove(field).filter(|value| !value.is_null())
     }
 
+    /// Looks at a field and leaves it.
+    pub(crate) fn peek(&self, field: &str) -> Option<&Value> {
+        self.object.get(field)
+    }
+
+    /// These fields and `more`, which win.
+    pub(crate) fn with(mut self, more: Map<String, Value>) -> Self {
+        self.object.extend(more);
+        self
+    }
+
     pub(crate) fn boolean(&mut self, field: &str) -> Result<Option<bool>, ApiError> {
         match self.take(field) {
             None => Ok(None),

@@ -2,10 +2,12 @@
 //!
 //! Fields that are always null here (`token_ids`, `refusal`, ...) are there because clients look for them.
 
+use paceline_text::ToolCall;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
-use crate::generate::{Finish, FinishCause, StopReason, TokenPiece, Usage};
+use crate::generate::{Delta, Finish, FinishCause, PromptReport, StopReason, TokenPiece, Usage};
 
 /// A field that is always null.
 type Null = Option<()>;
@@ -14,8 +16,17 @@ type Null = Option<()>;
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) text: String,
+    pub(crate) token_ids: Vec<u32>,
     pub(crate) pieces: Vec<TokenPiece>,
     pub(crate) finish: Option<Finish>,
+    pub(crate) prompt: Option<Box<PromptReport>>,
+}
+
+impl From<Delta> for Answer {
+    fn from(delta: Delta) -> Self {
+        let Delta { text, token_ids, pieces, finish, prompt, .. } = delta;
+        Self { text, token_ids, pieces, finish, prompt }
+    }
 }
 
 /// OpenAI's word for why a choice ended.
@@ -66,6 +77,19 @@ impl From<Usage> for UsageBody {
     }
 }
 
+impl UsageBody {
+    /// Under the names of responses.
+    pub(crate) fn as_response(&self) -> Value {
+        json!({
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": self.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.total_tokens,
+        })
+    }
+}
+
 /// The answer of `/v1/completions`.
 #[derive(Debug, Serialize)]
 pub(crate) struct CompletionBody<'a> {
@@ -87,9 +111,9 @@ pub(crate) struct CompletionChoice {
     pub(crate) logprobs: Option<CompletionLogprobs>,
     pub(crate) finish_reason: Option<&'static str>,
     pub(crate) stop_reason: Option<StopValue>,
-    pub(crate) token_ids: Null,
-    pub(crate) prompt_logprobs: Null,
-    pub(crate) prompt_token_ids: Null,
+    pub(crate) token_ids: Option<Vec<u32>>,
+    pub(crate) prompt_logprobs: Option<Value>,
+    pub(crate) prompt_token_ids: Option<Vec<u32>>,
 }
 
 /// One event of a streamed completion.
@@ -117,8 +141,8 @@ pub(crate) struct ChatBody<'a> {
     pub(crate) service_tier: Null,
     pub(crate) system_fingerprint: String,
     pub(crate) usage: UsageBody,
-    pub(crate) prompt_logprobs: Null,
-    pub(crate) prompt_token_ids: Null,
+    pub(crate) prompt_logprobs: Option<Value>,
+    pub(crate) prompt_token_ids: Option<Vec<u32>>,
 }
 
 /// One choice of a chat.
@@ -129,31 +153,91 @@ pub(crate) struct ChatChoice {
     pub(crate) logprobs: Option<ChatLogprobs>,
     pub(crate) finish_reason: Option<&'static str>,
     pub(crate) stop_reason: Option<StopValue>,
-    pub(crate) token_ids: Null,
+    pub(crate) token_ids: Option<Vec<u32>>,
+}
+
+/// What an answer says, its parts told apart.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Said {
+    pub(crate) content: String,
+    pub(crate) reasoning: Option<String>,
+    pub(crate) calls: Vec<ToolCallBody>,
+}
+
+impl Said {
+    /// Whether nothing is said.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.content.is_empty() && self.reasoning.is_none() && self.calls.is_empty()
+    }
 }
 
 /// The assistant's message.
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatMessage {
     role: &'static str,
-    content: String,
+    /// Null beside calls, when there is none.
+    content: Option<String>,
     refusal: Null,
     annotations: Null,
     audio: Null,
     function_call: Null,
-    reasoning: Null,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCallBody>,
+    reasoning: Option<String>,
+    /// An older name of `reasoning`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+}
+
+/// A call that the assistant wants made.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ToolCallBody {
+    /// Place among the calls of a stream; a whole message has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    pub(crate) id: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: FunctionBody,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct FunctionBody {
+    name: String,
+    arguments: String,
+}
+
+impl ToolCallBody {
+    pub(crate) fn new(index: usize, id: String, call: ToolCall) -> Self {
+        let function = FunctionBody { name: call.name, arguments: call.arguments };
+        Self { index: Some(index), id, kind: "function", function }
+    }
+
+    /// The tool's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.function.name
+    }
+
+    /// JSON as text.
+    pub(crate) fn arguments(&self) -> &str {
+        &self.function.arguments
+    }
 }
 
 impl ChatMessage {
-    pub(crate) fn assistant(content: String) -> Self {
+    pub(crate) fn assistant(said: Said) -> Self {
+        let Said { content, reasoning, mut calls } = said;
+        calls.iter_mut().for_each(|call| call.index = None);
         Self {
             role: "assistant",
-            content,
+            content: (!content.is_empty() || calls.is_empty()).then_some(content),
             refusal: None,
             annotations: None,
             audio: None,
             function_call: None,
-            reasoning: None,
+            tool_calls: calls,
+            reasoning_content: reasoning.clone(),
+            reasoning,
         }
     }
 }
@@ -170,6 +254,9 @@ pub(crate) struct ChatChunk<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) usage: Option<Option<UsageBody>>,
     pub(crate) system_fingerprint: &'a str,
+    /// With the first piece of the first choice, when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_token_ids: Option<Vec<u32>>,
 }
 
 /// What is new about one choice of a chat.
@@ -180,7 +267,7 @@ pub(crate) struct ChatChunkChoice {
     pub(crate) logprobs: Option<ChatLogprobs>,
     pub(crate) finish_reason: Option<&'static str>,
     pub(crate) stop_reason: Option<StopValue>,
-    pub(crate) token_ids: Null,
+    pub(crate) token_ids: Option<Vec<u32>>,
 }
 
 /// A piece of the assistant's message.
@@ -190,4 +277,10 @@ pub(crate) struct ChatDelta {
     pub(crate) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<ToolCallBody>,
 }

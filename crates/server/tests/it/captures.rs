@@ -1,8 +1,6 @@
 //! Requests that real clients sent to another server, and the structure of what they got back: ours must have it too.
 
-mod common;
-
-use common::{Setup, TestServer, limits, send};
+use crate::common::{Setup, TestServer, limits, send};
 use paceline_engine::ModelLimits;
 use serde_json::Value;
 

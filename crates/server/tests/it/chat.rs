@@ -1,8 +1,6 @@
 //! `/v1/chat/completions` over real sockets.
 
-mod common;
-
-use common::{EOS, LENGTH, Setup, TestServer};
+use crate::common::{EOS, LENGTH, Setup, TestServer};
 use serde_json::{Value, json};
 
 fn hello() -> Value {
@@ -102,6 +100,6 @@ async fn what_clients_really_send_is_understood() {
     assert_eq!(reply.status, 200, "{}", reply.body);
     assert_eq!(reply.json()["choices"][0]["message"]["content"], "17");
     let tools = json!({"messages": hello(), "tools": [{"type": "function"}]});
-    assert_eq!(server.chat(&tools).await.refusal(), (400, "tools".to_owned()));
+    assert_eq!(server.chat(&tools).await.refusal(), (400, "tools[0].function.name".to_owned()));
     server.stop().await;
 }

@@ -1,8 +1,6 @@
 //! `/v1/completions` over real sockets.
 
-mod common;
-
-use common::{EOS, LENGTH, Setup, TestServer, output};
+use crate::common::{EOS, LENGTH, Setup, TestServer, output};
 use paceline_engine::FinishReason;
 use serde_json::{Value, json};
 
@@ -270,7 +268,7 @@ async fn e08_ids_outside_the_vocabulary_are_refused() {
     let server = TestServer::saying("speak").await;
     // The embedding has three rows more than the tokenizer has tokens.
     let size = server.tokenizer.vocab_size() as u64;
-    assert!(size < u64::from(common::limits().vocab_size));
+    assert!(size < u64::from(crate::common::limits().vocab_size));
     for id in [json!(-1), json!(size), json!(903), json!(4_294_967_295_u64), json!(9_223_372_036_854_775_808_u64)] {
         let prompt = server.complete(&json!({"prompt": [1, id]})).await;
         assert_eq!(prompt.refusal(), (400, "prompt".to_owned()), "{id}");
@@ -310,9 +308,13 @@ async fn e11_bad_values_name_their_field_and_the_server_lives_on() {
         ("stream", json!("yes")),
         ("stream_options", json!({"include_usage": true})),
         ("ignore_eos", json!(1)),
-        ("repetition_penalty", json!(1.2)),
-        ("presence_penalty", json!(0.5)),
-        ("echo", json!(true)),
+        ("repetition_penalty", json!(0)),
+        ("presence_penalty", json!(2.5)),
+        ("echo", json!("yes")),
+        ("suffix", json!("end")),
+        ("use_beam_search", json!(true)),
+        ("response_format", json!({"type": "json_object"})),
+        ("thinking_token_budget", json!(5)),
         ("best_of", json!(3)),
         ("priority", json!(1e12)),
         ("no_such_field", json!(1)),
@@ -322,7 +324,7 @@ async fn e11_bad_values_name_their_field_and_the_server_lives_on() {
         body[field] = value.clone();
         assert_eq!(server.complete(&body).await.refusal(), (400, field.to_owned()), "{field}={value}");
     }
-    let post = |body: &'static str| common::send(server.http, "POST", "/v1/completions", &[], body);
+    let post = |body: &'static str| crate::common::send(server.http, "POST", "/v1/completions", &[], body);
     for broken in
         ["{", "", "[]", "\"x\"", "{\"prompt\": \"x\", \"temperature\": NaN}", "{\"prompt\": \"x\", \"top_p\": 1e999}"]
     {
@@ -354,6 +356,58 @@ async fn e12_an_empty_prompt_needs_a_bos_token() {
 }
 
 #[tokio::test]
+async fn c15_adjustments_reach_the_engine_and_bad_ones_are_refused_by_name() {
+    let (server, mut requests) = TestServer::held(Setup::default()).await;
+    let own = json!({"prompt": "x", "presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.25,
+        "logit_bias": {"5": 2, "900": -100}, "allowed_token_ids": [5, 6, 900], "bad_words": ["speak"], "min_tokens": 3,
+        "stop_token_ids": [7], "max_tokens": 4});
+    let answer = tokio::spawn(async move {
+        let submitted = requests.recv().await.unwrap();
+        let adjust = submitted.request.sampling.adjust.clone();
+        submitted.sink.finish(Vec::new(), FinishReason::Length);
+        adjust
+    });
+    assert_eq!(server.complete(&own).await.status, 200);
+    let adjust = answer.await.unwrap();
+    assert_eq!((adjust.presence_penalty, adjust.frequency_penalty, adjust.repetition_penalty), (0.5, -0.25, 1.25));
+    assert_eq!(adjust.logit_bias, [(5, 2.0), (900, -100.0)]);
+    assert_eq!(adjust.allowed_token_ids, Some(vec![5, 6, 900]));
+    let spelled = |text: &str| server.tokenizer.encode(text, false).unwrap();
+    assert_eq!(adjust.bad_words, [spelled("speak"), spelled(" speak")]);
+    assert_eq!((adjust.min_tokens, adjust.ending_token_ids), (3, vec![0, 2, 7]));
+    for (field, value) in [
+        ("presence_penalty", json!(2.5)),
+        ("frequency_penalty", json!("0")),
+        ("repetition_penalty", json!(0)),
+        ("logit_bias", json!({"5": 101})),
+        ("logit_bias", json!({"x": 1})),
+        ("logit_bias", json!([5])),
+        ("allowed_token_ids", json!([])),
+        ("bad_words", json!([""])),
+        ("bad_words", json!([3])),
+        ("min_tokens", json!(-1)),
+        ("min_tokens", json!(17)),
+    ] {
+        let reply = server.complete(&json!({"prompt": "x", field: value})).await;
+        assert_eq!(reply.refusal(), (400, field.to_owned()), "{value}");
+    }
+    server.stop().await;
+}
+
+/// The stop string counts only in what follows the tokens that must come.
+#[tokio::test]
+async fn stop_strings_wait_for_min_tokens() {
+    let server = TestServer::saying("speak, speak, speak").await;
+    let ask = |min_tokens: usize| json!({"prompt": "x", "max_tokens": 50, "stop": ["speak"], "min_tokens": min_tokens});
+    let text = server.complete(&ask(0)).await.json()["choices"][0]["text"].clone();
+    assert_eq!(text, "");
+    let first = server.tokenizer.encode("speak", false).unwrap().len();
+    let text = server.complete(&ask(first)).await.json()["choices"][0]["text"].clone();
+    assert_eq!(text, "speak, ");
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn sampling_values_come_from_the_request_then_from_the_model() {
     let (server, mut requests) = TestServer::held(Setup::default()).await;
     let seen = tokio::spawn(async move {
@@ -373,7 +427,7 @@ async fn sampling_values_come_from_the_request_then_from_the_model() {
     let seen = seen.await.unwrap();
     assert_eq!((seen[0].sampling.temperature, seen[0].sampling.top_k), (0.6, 50));
     assert_eq!(seen[0].stop_token_ids, [0, 2]);
-    let sampling = seen[1].sampling;
+    let sampling = &seen[1].sampling;
     assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p), (0.25, 0, 0.5, 0.125));
     assert_eq!((sampling.seed, seen[1].priority), (9, -3));
     assert_eq!(seen[2].sampling.seed, paceline_sampling::choice_seed(9, 0, 2));

@@ -1,8 +1,6 @@
 //! `GET /explain/{step}`: words and numbers of kept steps, and what is said of others.
 
-mod common;
-
-use common::TestServer;
+use crate::common::TestServer;
 use paceline_engine::ledger::{
     DpRank, Epoch, ExplainedStep, Explanation, GroupId, HeldReason, Mode, PaddingCounters, RankExplanation, RequestId,
     ShapeReason, StepId,
@@ -84,7 +82,8 @@ async fn groups_are_told_apart() {
 #[tokio::test]
 async fn what_is_not_kept_is_said_with_both_numbers() {
     let server = TestServer::saying("hi").await;
-    let message = |reply: &common::Reply| reply.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+    let message =
+        |reply: &crate::common::Reply| reply.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
     let reply = server.get("/explain/last").await;
     assert_eq!((reply.status, message(&reply).as_str()), (404, "no step of any group has run yet"));
     for step in 3..=9 {

@@ -1,8 +1,6 @@
 //! What happens around a call: keys, ids, ranks, load, failures, clients that leave, metrics.
 
-mod common;
-
-use common::{MODEL, Setup, Submitted, TestServer, limits, open, output, ranks, read_until, send};
+use crate::common::{MODEL, Setup, Submitted, TestServer, limits, open, output, ranks, read_until, send};
 use paceline_engine::{
     FailureKind, FleetCounters, FleetStatus, ModeTokens, ModelLimits, PaddingCounters, RankCounters, RankState,
     RankStatus, SubmitError,

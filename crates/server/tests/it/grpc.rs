@@ -1,14 +1,14 @@
 //! The gRPC services over real sockets.
 
-mod common;
-
-use common::{Setup, TestServer, output};
+use crate::common::{Setup, TestServer, output};
 use paceline_engine::{FailureKind, FleetStatus, SubmitError};
 use paceline_proto::v1::generate_request::Prompt;
 use paceline_proto::v1::generate_response::StopReason;
 use paceline_proto::v1::generation_client::GenerationClient;
+use paceline_proto::v1::model_client::ModelClient;
 use paceline_proto::v1::{
-    ChatMessage, ChatPrompt, FinishReason, GenerateRequest, GenerateResponse, Sampling, Stopping, TokenIds,
+    ChatMessage, ChatPrompt, DetokenizeRequest, FinishReason, GenerateRequest, GenerateResponse, GetModelInfoRequest,
+    Sampling, Stopping, TokenIds, TokenizeRequest,
 };
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
@@ -213,4 +213,71 @@ async fn reflection_lists_the_services() {
     let names: Vec<&str> = list.service.iter().map(|service| service.name.as_str()).collect();
     assert!(names.contains(&"paceline.v1.Generation") && names.contains(&"grpc.health.v1.Health"), "{names:?}");
     server.stop().await;
+}
+
+#[tokio::test]
+async fn e02_continuous_usage_over_grpc_sums_all_choices_and_never_falls() {
+    let server = TestServer::saying("red green blue").await;
+    let request = GenerateRequest { n: Some(2), continuous_usage: Some(true), ..text("x") };
+    let responses = all(&server, request).await.unwrap();
+    let mut tokens = 0;
+    for response in &responses {
+        tokens += u32::try_from(response.token_ids.len()).unwrap();
+        let usage = response.usage.expect("in every message");
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (1, tokens));
+    }
+}
+
+#[tokio::test]
+async fn c15_every_sampling_field_has_its_place_in_a_message() {
+    let (server, mut requests) = TestServer::held(Setup::default()).await;
+    let seen = tokio::spawn(async move {
+        let submitted = requests.recv().await.unwrap();
+        let sampling = submitted.request.sampling.clone();
+        submitted.produce(&[300; 4]);
+        sampling
+    });
+    let sampling = Sampling {
+        presence_penalty: Some(0.5),
+        frequency_penalty: Some(0.25),
+        repetition_penalty: Some(1.25),
+        logit_bias: [(7, 2.0), (5, -1.0)].into(),
+        allowed_token_ids: Some(TokenIds { ids: vec![5, 7] }),
+        bad_words: vec!["speak".to_owned()],
+        ..Sampling::default()
+    };
+    let stopping = Stopping { min_tokens: Some(2), max_tokens: Some(4), ..Stopping::default() };
+    let request = GenerateRequest {
+        sampling: Some(sampling),
+        stopping: Some(stopping),
+        prompt: Some(Prompt::TokenIds(TokenIds { ids: (300..320).collect() })),
+        prompt_logprobs: Some(1),
+        truncate_prompt_tokens: Some(3),
+        ..GenerateRequest::default()
+    };
+    let responses = all(&server, request).await.unwrap();
+    let reported: Vec<u32> = responses[0].prompt_logprobs.iter().map(|entry| entry.token_id).collect();
+    assert_eq!(reported, [318, 319]);
+    let sampling = seen.await.unwrap();
+    let adjust = sampling.adjust;
+    assert_eq!((adjust.presence_penalty, adjust.frequency_penalty, adjust.repetition_penalty), (0.5, 0.25, 1.25));
+    assert_eq!(adjust.logit_bias, [(5, -1.0), (7, 2.0)]);
+    assert_eq!((adjust.allowed_token_ids, adjust.min_tokens), (Some(vec![5, 7]), 2));
+    assert!(!adjust.bad_words.is_empty());
+}
+
+#[tokio::test]
+async fn the_model_and_its_tokenizer_are_told() {
+    let server = TestServer::saying("speak").await;
+    let mut client = ModelClient::new(channel(&server).await);
+    let info = client.get_model_info(GetModelInfoRequest {}).await.unwrap().into_inner();
+    assert_eq!((info.model.as_str(), info.max_model_len, info.ranks.len()), ("tiny", 128, 2));
+    let prompt = Some(paceline_proto::v1::tokenize_request::Prompt::Text("First, speak.".to_owned()));
+    let request = TokenizeRequest { prompt, add_special_tokens: Some(false) };
+    let ids = client.tokenize(request).await.unwrap().into_inner().token_ids;
+    assert_eq!(ids, server.tokenizer.encode("First, speak.", false).unwrap());
+    let text = client.detokenize(DetokenizeRequest { token_ids: ids }).await.unwrap().into_inner().text;
+    assert_eq!(text, "First, speak.");
+    let outside = client.detokenize(DetokenizeRequest { token_ids: vec![u32::MAX] }).await.unwrap_err();
+    assert_eq!(outside.code(), Code::InvalidArgument);
 }

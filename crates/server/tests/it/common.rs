@@ -1,5 +1,5 @@
 //! A server over real sockets with a scripted engine behind it, and an HTTP client small enough to see through.
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part of it")]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "helpers, of which a test uses a part")]
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use paceline_engine::{
     FinishReason, FleetStatus, GenerateRequest, Handle, ModelLimits, Publisher, RankState, RankStatus, SubmitError,
     TokenLogprobs, TokenOutput, TokenSink,
 };
-use paceline_server::{Listeners, Options, Server};
+use paceline_server::{ChatOptions, Listeners, Options, RequestLimits, Server};
 use paceline_text::Tokenizer;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -57,6 +57,10 @@ impl Submitted {
     /// Produces these tokens one at a time, as an engine would: until a stop token or the limit.
     pub fn produce(self, ids: &[u32]) {
         let Self { request, sink } = self;
+        if let Some(top) = request.sampling.prompt_logprobs {
+            let of = |id: &u32| output(*id, Some(top)).logprobs.expect("asked for");
+            sink.prompt_logprobs(request.prompt_token_ids[1..].iter().map(of).collect());
+        }
         for (count, id) in (1..).zip(ids) {
             let tokens = vec![output(*id, request.sampling.logprobs)];
             if request.stop_token_ids.contains(id) {
@@ -94,6 +98,9 @@ pub struct Setup {
     pub tokenizer: Option<&'static str>,
     pub api_key: Option<&'static str>,
     pub limits: Option<ModelLimits>,
+    pub chat: ChatOptions,
+    pub request_limits: RequestLimits,
+    pub cors_origins: Vec<String>,
 }
 
 impl TestServer {
@@ -112,6 +119,9 @@ impl TestServer {
             sampling_defaults: tokenizer.settings().sampling.clone(),
             tokenizer: tokenizer.clone(),
             api_key: setup.api_key.map(str::to_owned),
+            chat: setup.chat,
+            limits: setup.request_limits,
+            cors_origins: setup.cors_origins,
         };
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let listeners = Listeners::bind(any, Some(any)).await.expect("a free port");
