@@ -55,7 +55,7 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// 8 coupled ranks, 256 rows, 8,192 tokens a step, 40,000 blocks of 16 tokens, no drafts.
+    /// 8 coupled ranks, 256 rows, 8,192 tokens a step, 120,000 blocks of 16 tokens, no drafts.
     fn default() -> Self {
         Self {
             dp_size: 8,
@@ -64,7 +64,7 @@ impl Default for Options {
             max_num_batched_tokens: 8_192,
             max_model_len: 131_072,
             block_size: 16,
-            num_blocks: 40_000,
+            num_blocks: 120_000,
             shapes: ShapeConfig::graph_default(256, &[0], 256),
             k: 0,
             acceptance_permille: 700,
