@@ -22,6 +22,7 @@ __all__ = [
     "run_daemon",
     "sample_row",
     "sampling_bytes_for_test",
+    "tp_share",
 ]
 
 __version__: str
@@ -135,7 +136,11 @@ class WorkerCore:
         token_capacity: int,
         k_max: int,
         vocab_size: int,
+        drafter_layers: int = 0,
     ) -> WorkerCore: ...
+    @property
+    def tokens_digest(self) -> int:
+        """Digest of the last reply's tokens: equal on all tp workers of a rank. 0 before the first."""
     @property
     def seats_occupied(self) -> int:
         """Seats that hold a request."""
@@ -156,10 +161,51 @@ class WorkerCore:
         logits_index: npt.NDArray[np.int64],
     ) -> int:
         """Writes the target pass's arrays in place, padding included; returns the count of logits rows."""
+    def fill_extend(
+        self,
+        step: Step,
+        layer: int,
+        input_ids: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        slots: npt.NDArray[np.int64],
+        query_start_loc: npt.NDArray[np.int32],
+        kv_lens: npt.NDArray[np.int32],
+        block_table: npt.NDArray[np.int32],
+        request_index: npt.NDArray[np.int32],
+        logits_index: npt.NDArray[np.int64],
+    ) -> int:
+        """Writes the extend pass's arrays for drafter layer `layer`, from 1, in place.
+
+        Follows sampling. Tokens are those of the target pass moved on by `layer`; where one is not known, it is token
+        0 with slot -1. Returns the count of logits rows: the last token that counts of each row that sampled, the
+        same in every layer; none where the step plans no drafts.
+        """
+    def fill_single(
+        self,
+        step: Step,
+        index: int,
+        input_ids: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        slots: npt.NDArray[np.int64],
+        query_start_loc: npt.NDArray[np.int32],
+        kv_lens: npt.NDArray[np.int32],
+        block_table: npt.NDArray[np.int32],
+        request_index: npt.NDArray[np.int32],
+        logits_index: npt.NDArray[np.int64],
+    ) -> int:
+        """Writes the arrays of the single pass that gives draft `index`, from 2, in place.
+
+        Follows the draft before it. One token for each row that sampled, in row order; returns how many these are.
+        """
     def sample(self, step: Step, logits: npt.NDArray[np.float32]) -> None:
         """Samples, verifies drafts and takes log-probabilities from logits of [count, vocab_size]."""
     def propose_ngram(self, step: Step) -> None:
         """Proposes prompt-lookup drafts, at most k_draft a row; nothing when k_draft is 0."""
+    def propose(self, step: Step, logits: npt.NDArray[np.float32]) -> None:
+        """Appends one draft to each row that sampled, from a drafter's logits of [rows that sampled, vocab_size].
+
+        Drafts are sampled with the row's own parameters and the noise of their places. Called `k_draft` times.
+        """
     def reply(self, step: Step, timings_us: list[int], collectives: int = 0) -> bytes:
         """Commits the rows and gives the reply's bytes; timings are of decode, fill, forward, sample."""
 
@@ -172,11 +218,18 @@ def philox_noise(seed: int, index: int, token_ids: npt.NDArray[np.int64]) -> npt
 def sample_row(logits: npt.NDArray[np.float32], params_bytes: bytes, index: int) -> int:
     """The token chosen at index from one row of logits."""
 
-class _TargetBase(TypedDict):
+def tp_share(tokens: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
+    """The (first, count) of a tp worker's part of its rank's tokens.
+
+    Parts are contiguous and `ceil(tokens / tp_size)` long, the last ones shorter or empty: parts of that one size, side
+    by side, are the tokens in order with padding at the end only.
+    """
+
+class _PassBase(TypedDict):
     mode: Literal["full", "piecewise", "eager"]
     loads: list[tuple[int, int]]
 
-class _Target(_TargetBase, total=False):
+class _Pass(_PassBase, total=False):
     q: int
     rows_padded: int
     tokens_padded: int
@@ -214,7 +267,7 @@ def encode_step_for_test(
     step: int,
     dp_rank: int,
     dp_ranks: list[int],
-    target: _Target,
+    target: _Pass,
     rows: list[_Row] = ...,
     releases: list[tuple[int, int]] = ...,
     admissions: list[tuple[int, int, int, bytes]] = ...,
@@ -222,8 +275,9 @@ def encode_step_for_test(
     block_appends: list[tuple[int, list[int]]] = ...,
     k_verify: int = 0,
     k_draft: int = 0,
+    drafter_passes: list[_Pass] = ...,
 ) -> tuple[int, bytes, bytes]:
-    """One rank's view of a step: digest, group part, rank part."""
+    """One rank's view of a step: digest, group part, rank part. Drafter passes are extend, then the single ones."""
 
 def decode_reply_for_test(body: bytes) -> _Reply:
     """A reply as plain values; logprobs are (token id, value) pairs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ COMMON = {
 
 def make_checkpoint(folder: Path, family: str = "Llama", **fields: Any) -> torch.nn.Module:
     """Save a random checkpoint of `family` with a tokenizer; gives the transformers model that made it."""
+    # Threads that spin at barriers crawl where the machine is busy with other work.
+    torch.set_num_threads(1)
     torch.manual_seed(7)
     config = getattr(transformers, f"{family}Config")(**{**COMMON, **fields})
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval().to(torch.float32)
@@ -71,6 +74,30 @@ def load_drafting_oracle(folder: Path, family: str) -> torch.nn.Module:
     kind = type(base.__name__, (base,), {"_keys_to_ignore_on_load_unexpected": patterns})
     model: torch.nn.Module = kind.from_pretrained(folder, dtype=torch.float32).eval()
     return model
+
+
+def quantise_to_fp8(folder: Path, twin: Path) -> None:
+    """Turn the matrices of a checkpoint's layers into FP8 with a factor per block of 128 x 128; routers stay as they are.
+
+    The checkpoint in `twin` gets the same numbers in fp32.
+    """
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    plain = dict(tensors)
+    for name, tensor in list(tensors.items()):
+        if tensor.dim() != 2 or "layers" not in name or name.endswith("mlp.gate.weight"):
+            continue
+        factors = torch.empty(*(-(-size // 128) for size in tensor.shape))
+        quantised = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn)
+        plain[name] = torch.empty_like(tensor)
+        for row, column in itertools.product(*(range(count) for count in factors.shape)):
+            block = (slice(row * 128, row * 128 + 128), slice(column * 128, column * 128 + 128))
+            factors[row, column] = tensor[block].abs().max() / 448
+            quantised[block] = (tensor[block] / factors[row, column]).to(torch.float8_e4m3fn)
+            plain[name][block] = quantised[block].float() * factors[row, column]
+        tensors[name], tensors[f"{name}_scale_inv"] = quantised, factors
+    save_file(tensors, path, metadata={"format": "pt"})
+    save_file(plain, twin / "model.safetensors", metadata={"format": "pt"})
 
 
 def edit_config(folder: Path, **fields: Any) -> None:

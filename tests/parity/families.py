@@ -32,6 +32,7 @@ LONGROPE = {
     "original_max_position_embeddings": 128,
 }
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40}
+PHIMOE = {**EXPERTS, "attention_bias": True, "lm_head_bias": True}
 DEEPSEEK = {
     "moe_intermediate_size": 24,
     "n_routed_experts": 8,
@@ -85,11 +86,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("Mixtral", EXPERTS),
     "mixtral-window": ("Mixtral", {**EXPERTS, "sliding_window": 7}),
-    "phimoe": (
-        "Phimoe",
-        {**EXPERTS, "attention_bias": True, "lm_head_bias": True, "rope_parameters": LONGROPE, "router_jitter_noise": 0.2},
-    ),
-    "phimoe-window": ("Phimoe", {**EXPERTS, "attention_bias": True, "lm_head_bias": True, "sliding_window": 8}),
+    "phimoe": ("Phimoe", {**PHIMOE, "rope_parameters": LONGROPE, "router_jitter_noise": 0.2}),
+    "phimoe-window": ("Phimoe", {**PHIMOE, "sliding_window": 8}),
     "deepseek": ("DeepseekV3", DEEPSEEK),
     "deepseek-yarn": ("DeepseekV3", {**DEEPSEEK, "rope_parameters": YARN, "norm_topk_prob": False}),
     "deepseek-full-rank-query": ("DeepseekV3", {**DEEPSEEK, "q_lora_rank": None, "rope_interleave": False, "attention_bias": True}),

@@ -20,7 +20,7 @@ from paceline.weights.loader import WeightReader
 Row = tuple[list[int], int, list[int]]
 
 BLOCK_SIZE = 4
-TABLE_WIDTH = 32
+TABLE_WIDTH = 64
 
 
 class PagedModel:
@@ -34,7 +34,7 @@ class PagedModel:
         *,
         parallel: Parallel | None = None,
         drafter_layers: int = 0,
-        max_positions: int = TABLE_WIDTH * BLOCK_SIZE,
+        max_positions: int = 128,
     ) -> None:
         config = load_model_config(folder)
         parallel = parallel or Parallel.single(config.expert_count)

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, DeepseekV3ForCausalLM, PreTrainedTokenizerBase
 
+from parity.paged import TABLE_WIDTH, PagedModel
 from training import corpus
 from training.acceptance import measure
 from training.folder import load_checkpoint
@@ -67,6 +68,26 @@ def test_logits_are_those_of_the_trained_model(
     tokens = tokenizer(QUESTION, return_tensors="pt").input_ids
     with torch.no_grad():
         assert torch.allclose(reference(tokens).logits, trained(tokens, 0)[0], atol=1e-4)
+
+
+@torch.no_grad()
+def test_the_worker_gives_the_logits_of_model_and_chained_drafts(trained: Model, tokenizer: PreTrainedTokenizerBase) -> None:
+    tokens = tokenizer(QUESTION + " Tom has").input_ids
+    fed = len(tokens) - 3
+    model, *drafts = [logits[0] for logits in trained(torch.tensor([tokens]), 3)]
+    paged = PagedModel(FOLDER, drafter_layers=1)
+    blocks = list(range(1, TABLE_WIDTH))
+    (hidden,) = paged.hidden_states([(tokens[:fed], 0, blocks)])
+    assert torch.allclose(paged.model.logits(hidden), model, atol=1e-4)
+    # One pass over all tokens, then one token at a time, each fed with the output before it.
+    (hidden,) = paged.draft(1, [(tokens[1 : fed + 1], 0, blocks)], [hidden])
+    drafter = paged.model.drafter
+    assert drafter is not None
+    assert torch.allclose(drafter.logits(1, hidden), drafts[0], atol=1e-4)
+    for index in (1, 2):
+        position = fed - 1 + index
+        (hidden,) = paged.draft(1, [(tokens[position + 1 : position + 2], position, blocks)], [hidden[-1:]])
+        assert torch.allclose(drafter.logits(1, hidden)[0], drafts[index][-1], atol=1e-4)
 
 
 @pytest.mark.timeout(600)

@@ -62,6 +62,12 @@ class _GroupedLinear(torch.autograd.Function):
         return to_x, torch.stack([gradient.t() @ rows for gradient, rows, _ in runs]), None
 
 
+def gated(rows: Tensor, weights: Tensor) -> Tensor:
+    """The experts' activation: `rows` [rows, 2 * inner] hold gate and value; `weights` are fp32 [rows, 1]."""
+    gate, up = rows.chunk(2, -1)
+    return (F.silu(gate.float()) * up.float() * weights).to(rows.dtype)
+
+
 class Gate(nn.Module):
     """Group-limited sigmoid routing with a bias that only decides which experts are chosen."""
 
@@ -103,10 +109,10 @@ class Experts(nn.Module):
         """The weighted sum of each token's experts: [tokens, hidden] fp32 for `x` [tokens, hidden]."""
         source, places, counts = _runs(ids, self.gate_up_proj.shape[0])
         rows = _GroupedLinear.apply(_Dispatch.apply(x, source, places), self.gate_up_proj.to(x.dtype), counts)
-        gate, up = rows.chunk(2, -1)
-        rows = _GroupedLinear.apply(F.silu(gate) * up, self.down_proj.to(x.dtype), counts)
-        by_token = _Collect.apply(rows, places).unflatten(0, (-1, ids.shape[1]))
-        return torch.einsum("tkh,tk->th", by_token.float(), weights)
+        # Weighted before the second product, whose rows are wider; fillers weigh nothing.
+        row_weights = weights.new_zeros(len(source), 1).index_put((places,), weights.reshape(-1, 1))
+        rows = _GroupedLinear.apply(gated(rows, row_weights), self.down_proj.to(x.dtype), counts)
+        return _Collect.apply(rows, places).unflatten(0, (-1, ids.shape[1])).sum(1, dtype=torch.float32)
 
 
 def _runs(ids: Tensor, expert_count: int) -> tuple[Tensor, Tensor, list[int]]:

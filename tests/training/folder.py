@@ -75,6 +75,8 @@ def write_folder(folder: Path, model: Model, tokenizer: Tokenizer, dtype: torch.
     """Write weights, configuration and tokenizer files into `folder`, which may exist."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(checkpoint(model, dtype), folder / "model.safetensors", metadata={"format": "pt"})
+    # safetensors makes files that only their owner reads.
+    (folder / "model.safetensors").chmod(0o644)
     tokenizer.save(str(folder / "tokenizer.json"))
     begin, end, pad = (tokenizer.token_to_id(token) for token in (BEGIN, END, PAD))
     config = {**model.shape.configuration(begin, end), "dtype": str(dtype).removeprefix("torch.")}

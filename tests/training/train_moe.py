@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training import corpus, model
+from training import corpus, experts, model
 from training.acceptance import Acceptance, measure
 from training.folder import write_folder
 from training.optimizer import Optimizer
@@ -185,8 +185,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="training.train_moe", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for the model, its log and the checkpoint")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--steps", type=int, nargs=3, default=[2400, 800, 250], help="steps of the three phases")
-    parser.add_argument("--report-steps", type=int, default=200, help="steps between lines, checkpoints and exports")
+    parser.add_argument("--steps", type=int, nargs=3, default=[960, 270, 120], help="steps of the three phases")
+    parser.add_argument("--report-steps", type=int, default=100, help="steps between lines, checkpoints and exports")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     parser.add_argument("--compile", action="store_true", help="fuse small operations; needs a C++ compiler")
     return parser.parse_args()
@@ -199,6 +199,7 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     if options.compile:
         model.rotate = torch.compile(model.rotate)
+        experts.gated = torch.compile(experts.gated, dynamic=True)
         model.Norm.forward = torch.compile(model.Norm.forward)  # type: ignore[method-assign]
     first, second, third = options.steps
     # Short windows first, then further passes of the draft layer, at last windows as long as conversations.

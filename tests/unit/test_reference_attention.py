@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -10,6 +11,7 @@ from paceline.attention.kv_cache import KvCache, KvLayout
 from paceline.attention.reference import ReferenceAttention
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 4, 2, 8, 4, 16
+LATENT_SIZE, VALUE_SIZE, SCALE = 12, 9, 0.3
 
 
 def make_backend() -> ReferenceAttention:
@@ -60,6 +62,81 @@ def test_chunks_over_scattered_and_consecutive_blocks() -> None:
             backend.prepare(batch_of([(begin, end - begin, blocks)]))
             got = backend.attend(0, queries[begin:end], keys[begin:end], values[begin:end])
             torch.testing.assert_close(got, expected[begin:end])
+
+
+def expected_windowed(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int) -> torch.Tensor:
+    """A whole sequence at once, each query seeing `window` keys back from its own."""
+    queries, keys, values = (heads.transpose(0, 1) for heads in (queries, keys, values))
+    seen = torch.ones(queries.shape[1], keys.shape[1], dtype=torch.bool).tril().triu(1 - window)
+    output = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, enable_gqa=True)
+    return output.transpose(0, 1).flatten(1)
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 16, 17, 40])
+def test_windows_over_chunks_and_blocks(window: int) -> None:
+    queries, keys, values = random_heads(21, seed=4)
+    expected = expected_windowed(queries, keys, values, window)
+    for blocks in ([3, 4, 5, 6, 7, 8], [9, 2, 14, 1, 5, 6]):
+        backend = make_backend()
+        for begin, end in ((0, 6), (6, 7), (7, 13), (13, 17), (17, 18), (18, 21)):
+            backend.prepare(batch_of([(begin, end - begin, blocks)]))
+            got = backend.attend(0, queries[begin:end], keys[begin:end], values[begin:end], window=window)
+            torch.testing.assert_close(got, expected[begin:end])
+
+
+def test_keys_before_the_window_are_not_read() -> None:
+    queries, keys, values = random_heads(21, seed=5)
+    backend = make_backend()
+    backend.prepare(batch_of([(0, 18, [3, 4, 5, 6, 7, 8])]))
+    backend.attend(0, queries[:18], keys[:18], values[:18])
+    for pool in (*backend.cache.keys, *backend.cache.values):
+        # Position 18, the first query, sees back to position 14.
+        pool[:, 3 * BLOCK_SIZE : 3 * BLOCK_SIZE + 14] = float("nan")
+    backend.prepare(batch_of([(18, 3, [3, 4, 5, 6, 7, 8])]))
+    got = backend.attend(0, queries[18:], keys[18:], values[18:], window=5)
+    torch.testing.assert_close(got, expected_windowed(queries, keys, values, 5)[18:])
+
+
+def test_layers_of_one_pass_may_differ_in_window() -> None:
+    queries, keys, values = random_heads(9, seed=6)
+    backend = make_backend()
+    backend.prepare(batch_of([(0, 9, [3, 4, 5])]))
+    for window in (0, 2, 0):
+        expected = expected_windowed(queries, keys, values, window or 9)
+        torch.testing.assert_close(backend.attend(0, queries, keys, values, window=window), expected)
+
+
+def latent_backend() -> ReferenceAttention:
+    layout = KvLayout(layer_count=1, kv_head_count=1, key_size=LATENT_SIZE, value_size=0)
+    return ReferenceAttention(KvCache(layout, block_count=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32))
+
+
+def test_latents_are_keys_and_values_at_once() -> None:
+    generator = torch.Generator().manual_seed(7)
+    queries = torch.randn(17, HEADS, LATENT_SIZE, generator=generator)
+    latents = torch.randn(17, LATENT_SIZE, generator=generator)
+    scores = torch.einsum("qhd,kd->hqk", queries, latents) * SCALE
+    scores.masked_fill_(~torch.ones(17, 17, dtype=torch.bool).tril(), float("-inf"))
+    expected = torch.einsum("hqk,kd->qhd", scores.softmax(-1), latents[:, :VALUE_SIZE])
+    for blocks in ([3, 4, 5, 6, 7], [9, 2, 14, 1, 5]):
+        backend = latent_backend()
+        for begin, end in ((0, 6), (6, 7), (7, 13), (13, 16), (16, 17)):
+            backend.prepare(batch_of([(begin, end - begin, blocks)]))
+            got = backend.attend_latent(0, queries[begin:end], latents[begin:end], value_size=VALUE_SIZE, scale=SCALE)
+            torch.testing.assert_close(got, expected[begin:end])
+
+
+def test_latents_without_a_slot_are_written_nowhere() -> None:
+    backend = latent_backend()
+    backend.prepare(batch_of([(0, 3, [5]), (0, 3, [])]))
+    queries, latents = torch.ones(6, HEADS, LATENT_SIZE), torch.ones(6, LATENT_SIZE)
+    got = backend.attend_latent(0, queries, latents, value_size=VALUE_SIZE, scale=SCALE)
+    assert torch.isfinite(got).all()
+    pool = backend.cache.keys[0]
+    assert (pool[:, 20:23] == 1).all()
+    pool[:, 20:23] = 0
+    assert not pool.any()
+    assert backend.cache.values == []
 
 
 def test_poisoned_padding_changes_no_real_row() -> None:

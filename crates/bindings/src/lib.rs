@@ -5,10 +5,12 @@
 
 #![expect(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
 
+mod arrays;
 mod daemon;
 mod errors;
 mod outcomes;
 mod sampling;
+mod share;
 mod step;
 mod testing;
 mod worker;
@@ -26,6 +28,8 @@ mod _core {
     use crate::errors::{CoreError, InvalidSampling, PlanRefused, PlanUndecodable, StepOutOfOrder, UnusableLogits};
     #[pymodule_export]
     use crate::sampling::{philox_noise, sample_row};
+    #[pymodule_export]
+    use crate::share::tp_share;
     #[pymodule_export]
     use crate::step::{Pass, Step};
     #[pymodule_export]

@@ -80,6 +80,27 @@ pub(crate) fn propose_drafts(
     }
 }
 
+/// Appends one draft to every row that gave a token, sampled as the row's own tokens are: by its parameters, with the
+/// noise of the draft's place. `logits` holds a row for each of them, in order.
+pub(crate) fn propose_sampled(
+    table: &SeatTable,
+    samplers: &[Option<Sampler>],
+    step: &WorkerStep,
+    outcomes: &mut [RowOutcome],
+    logits: &[&[f32]],
+    scratch: &mut Scratch,
+) -> Result<(), RowError> {
+    let rows = step.rank.rows().iter().zip(outcomes).enumerate();
+    let sampled = rows.filter(|(_, (_, outcome))| !outcome.emitted.is_empty());
+    for ((index, (row, outcome)), logits) in sampled.zip(logits) {
+        let sampler = samplers[row.seat.index()].as_ref().expect("an admitted seat has a sampler");
+        let place = u64::from(state_of(table, row).known()) + (outcome.emitted.len() + outcome.proposed.len()) as u64;
+        let drafted = sampler.sample(logits, place, scratch);
+        outcome.proposed.push(drafted.map_err(|error| RowError { row: index, seat: row.seat.get(), error })?);
+    }
+    Ok(())
+}
+
 fn state_of<'a>(table: &'a SeatTable, row: &Row) -> &'a SeatState {
     table.seat(row.seat).expect("a checked row has a request on its seat")
 }

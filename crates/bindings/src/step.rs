@@ -4,6 +4,8 @@ use paceline_plan::seats::{RowOutcome, WorkerStep};
 use paceline_plan::{Pass as PlanPass, PassKind, QueryLen};
 use pyo3::prelude::*;
 
+use crate::errors::StepOutOfOrder;
+
 /// One forward of one network.
 #[pyclass(frozen, get_all, module = "paceline._core")]
 #[derive(Clone, Debug)]
@@ -65,11 +67,24 @@ pub(crate) struct Step {
     pub(crate) plan: WorkerStep,
     /// What came of the rows, once they are sampled.
     pub(crate) outcomes: Option<Vec<RowOutcome>>,
+    /// How many drafts each row that gave a token has by a model.
+    pub(crate) drafts_proposed: u32,
 }
 
 impl Step {
     pub(crate) fn new(plan: WorkerStep) -> Self {
-        Self { plan, outcomes: None }
+        Self { plan, outcomes: None, drafts_proposed: 0 }
+    }
+
+    /// What came of the rows; a step whose rows give no logits needs no sampling.
+    ///
+    /// # Errors
+    /// `StepOutOfOrder` when the rows are not sampled.
+    pub(crate) fn outcomes(&mut self) -> PyResult<&mut Vec<RowOutcome>> {
+        if self.outcomes.is_none() && self.logits_count() == 0 {
+            self.outcomes = Some(vec![RowOutcome::default(); self.plan.rank.rows().len()]);
+        }
+        self.outcomes.as_mut().ok_or_else(|| StepOutOfOrder::new_err("a drafter's pass follows sampling"))
     }
 
     /// Rows of logits that the rows of this step give.

@@ -11,10 +11,10 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::{plan_error, sampling_error};
 
-/// The target pass of a plan: `q` and `rows_padded` in FULL, `tokens_padded` in PIECEWISE.
+/// A pass of a plan: `q` and `rows_padded` in FULL, `tokens_padded` in PIECEWISE.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct TargetSpec {
+pub(crate) struct PassSpec {
     mode: String,
     #[pyo3(default)]
     q: u32,
@@ -41,8 +41,8 @@ pub(crate) struct RowSpec {
     logits: String,
 }
 
-impl TargetSpec {
-    fn build(&self) -> Result<Pass, Error> {
+impl PassSpec {
+    fn build(&self, kind: PassKind) -> Result<Pass, Error> {
         let shape = match self.mode.as_str() {
             "full" => Shape::Full { query_len: QueryLen::new(self.q)?, rows_padded: RowsPadded::new(self.rows_padded) },
             "piecewise" => Shape::Piecewise { tokens_padded: TokensPadded::new(self.tokens_padded) },
@@ -52,7 +52,7 @@ impl TargetSpec {
             0 => Ok(RankLoad::Dummy { query_len: QueryLen::new(*tokens)? }),
             _ => Ok(RankLoad::Real { rows: Rows::new(*rows), tokens: Tokens::new(*tokens) }),
         };
-        Pass::new(PassKind::Target, shape, self.loads.iter().map(load).collect::<Result<_, _>>()?)
+        Pass::new(kind, shape, self.loads.iter().map(load).collect::<Result<_, _>>()?)
     }
 }
 
@@ -79,10 +79,10 @@ impl RowSpec {
 /// Encodes one rank's view of a step: (digest, group part, rank part). Decode rows are the rows with logits "verify".
 ///
 /// Admissions are (seat, generation, prompt length, sampling bytes); feeds (seat, start, tokens); block appends
-/// (seat, blocks); releases (seat, generation).
+/// (seat, blocks); releases (seat, generation); drafter passes are the extend pass, then the single ones.
 #[pyfunction]
 #[pyo3(signature = (*, epoch, step, dp_rank, dp_ranks, target, rows = vec![], releases = vec![], admissions = vec![],
-    feeds = vec![], block_appends = vec![], k_verify = 0, k_draft = 0))]
+    feeds = vec![], block_appends = vec![], k_verify = 0, k_draft = 0, drafter_passes = vec![]))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python, one for each part of a plan")]
 pub(crate) fn encode_step_for_test<'py>(
     py: Python<'py>,
@@ -90,7 +90,7 @@ pub(crate) fn encode_step_for_test<'py>(
     step: u64,
     dp_rank: u32,
     dp_ranks: Vec<u32>,
-    target: TargetSpec,
+    target: PassSpec,
     rows: Vec<RowSpec>,
     releases: Vec<(u32, u32)>,
     admissions: Vec<(u32, u32, u32, Vec<u8>)>,
@@ -98,6 +98,7 @@ pub(crate) fn encode_step_for_test<'py>(
     block_appends: Vec<(u32, Vec<u32>)>,
     k_verify: u32,
     k_draft: u32,
+    drafter_passes: Vec<PassSpec>,
 ) -> PyResult<(u64, Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
     let release = |(seat, generation)| Release { seat: Seat::new(seat), generation: SeatGeneration::new(generation) };
     let admission = |(seat, generation, prompt_len, sampling)| Admission {
@@ -117,6 +118,10 @@ pub(crate) fn encode_step_for_test<'py>(
     let build = || -> Result<(GroupPart, RankPart), Error> {
         let rows = rows.iter().map(RowSpec::build).collect::<Result<Vec<_>, _>>()?;
         let decode_rows = rows.iter().filter(|row| row.logits == LogitsWanted::Verify).count();
+        let mut passes = vec![target.build(PassKind::Target)?];
+        for (index, pass) in (1..).zip(&drafter_passes) {
+            passes.push(pass.build(if index == 1 { PassKind::Extend } else { PassKind::Single { index } })?);
+        }
         let group = GroupPart::new(GroupDraft {
             group: GroupId::new(0),
             epoch: Epoch::new(epoch),
@@ -125,7 +130,7 @@ pub(crate) fn encode_step_for_test<'py>(
             k_verify,
             k_draft,
             dp_ranks: dp_ranks.into_iter().map(DpRank::new).collect(),
-            passes: vec![target.build()?],
+            passes,
         })?;
         let rank = RankPart::new(RankDraft {
             dp_rank: DpRank::new(dp_rank),

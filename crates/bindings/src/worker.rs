@@ -1,16 +1,17 @@
 //! The worker's core: seats and samplers of one rank, from a plan's bytes to a reply's.
 
-use numpy::ndarray::Axis;
-use numpy::{PyReadonlyArray2, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
-use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
+use numpy::ndarray::ArrayView2;
+use numpy::{PyReadonlyArray2, PyReadwriteArray1, PyReadwriteArray2};
+use paceline_plan::arrays::{fill_extend, fill_single, fill_target};
 use paceline_plan::seats::{SeatTable, StepHeader, WorkerStep};
 use paceline_plan::{DpRank, Epoch, Error, GroupId, StepId, WorkerLimits, to_bytes};
 use paceline_sampling::{Sampler, Scratch};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::arrays::ArraysOfCaller;
 use crate::errors::{StepOutOfOrder, plan_error, sampling_error};
-use crate::outcomes::{propose_drafts, sample_rows};
+use crate::outcomes::{propose_drafts, propose_sampled, sample_rows};
 use crate::step::Step;
 
 /// Decodes, checks and applies plans; fills buffers; samples; makes replies.
@@ -26,13 +27,15 @@ pub(crate) struct WorkerCore {
     current: Option<(Epoch, StepId)>,
     scratch: Scratch,
     history: Vec<u32>,
+    /// Digest of the last reply's tokens.
+    tokens_digest: u64,
 }
 
 #[pymethods]
 impl WorkerCore {
     #[new]
     #[pyo3(signature = (*, dp_rank, group_ranks, seats, max_num_seqs, max_num_batched_tokens, max_model_len,
-        block_size, num_blocks, table_width, row_capacity, token_capacity, k_max, vocab_size))]
+        block_size, num_blocks, table_width, row_capacity, token_capacity, k_max, vocab_size, drafter_layers = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python, one for each limit")]
     fn new(
         py: Python<'_>,
@@ -49,6 +52,7 @@ impl WorkerCore {
         token_capacity: u32,
         k_max: u32,
         vocab_size: u32,
+        drafter_layers: u32,
     ) -> PyResult<Self> {
         if block_size == 0 {
             return Err(PyValueError::new_err("block_size must be at least 1, got 0"));
@@ -67,8 +71,9 @@ impl WorkerCore {
             vocab_size,
         };
         let group = group_ranks.into_iter().map(DpRank::new).collect();
-        let table =
-            SeatTable::new(limits, DpRank::new(dp_rank), group).map_err(|error| plan_error(py, &error, dp_rank, 0))?;
+        let table = SeatTable::new(limits, DpRank::new(dp_rank), group)
+            .map_err(|error| plan_error(py, &error, dp_rank, 0))?
+            .with_drafter_layers(drafter_layers);
         let samplers = (0..seats).map(|_| None).collect();
         Ok(Self {
             table,
@@ -78,6 +83,7 @@ impl WorkerCore {
             current: None,
             scratch: Scratch::default(),
             history: Vec::new(),
+            tokens_digest: 0,
         })
     }
 
@@ -116,48 +122,110 @@ impl WorkerCore {
         &self,
         py: Python<'_>,
         step: &Step,
-        mut input_ids: PyReadwriteArray1<'_, i64>,
-        mut positions: PyReadwriteArray1<'_, i64>,
-        mut slots: PyReadwriteArray1<'_, i64>,
-        mut query_start_loc: PyReadwriteArray1<'_, i32>,
-        mut kv_lens: PyReadwriteArray1<'_, i32>,
-        mut block_table: PyReadwriteArray2<'_, i32>,
-        mut request_index: PyReadwriteArray1<'_, i32>,
-        mut logits_index: PyReadwriteArray1<'_, i64>,
+        input_ids: PyReadwriteArray1<'_, i64>,
+        positions: PyReadwriteArray1<'_, i64>,
+        slots: PyReadwriteArray1<'_, i64>,
+        query_start_loc: PyReadwriteArray1<'_, i32>,
+        kv_lens: PyReadwriteArray1<'_, i32>,
+        block_table: PyReadwriteArray2<'_, i32>,
+        request_index: PyReadwriteArray1<'_, i32>,
+        logits_index: PyReadwriteArray1<'_, i64>,
     ) -> PyResult<usize> {
         self.check_current(step)?;
-        let (width, expected) = (block_table.shape()[1], self.table.limits().table_width as usize);
-        if width != expected {
-            return Err(PyValueError::new_err(format!("block_table needs {expected} columns, got {width}")));
-        }
-        // Every entry is rewritten in every step, so that nothing which others left in the arrays survives.
-        let mut extent = Extent { rows: kv_lens.len(), tokens: input_ids.len() };
-        let mut arrays = TargetArrays {
-            input_ids: input_ids.as_slice_mut()?,
-            positions: positions.as_slice_mut()?,
-            slots: slots.as_slice_mut()?,
-            query_start_loc: query_start_loc.as_slice_mut()?,
-            kv_lens: kv_lens.as_slice_mut()?,
-            block_table: block_table.as_slice_mut()?,
-            request_index: request_index.as_slice_mut()?,
-            logits_index: logits_index.as_slice_mut()?,
+        let mut arrays = ArraysOfCaller {
+            input_ids,
+            positions,
+            slots,
+            query_start_loc,
+            kv_lens,
+            block_table,
+            request_index,
+            logits_index,
         };
-        fill_target(&self.table, &step.plan, &mut arrays, &mut extent)
-            .map_err(|error| plan_error(py, &error, self.dp_rank, step.plan.header.step.get()))
+        let (mut arrays, mut extent) = arrays.borrow(self.table.limits().table_width)?;
+        fill_target(&self.table, &step.plan, &mut arrays, &mut extent).map_err(|error| self.refusal(py, step, &error))
+    }
+
+    /// Writes the arrays of the extend pass for drafter layer `layer`, from 1, in place. Follows sampling. Returns the
+    /// count of logits rows: one for each row that sampled, none where the step plans no drafts.
+    #[expect(clippy::too_many_arguments, reason = "one array each, as kernels take them")]
+    fn fill_extend(
+        &self,
+        py: Python<'_>,
+        step: &mut Step,
+        layer: u32,
+        input_ids: PyReadwriteArray1<'_, i64>,
+        positions: PyReadwriteArray1<'_, i64>,
+        slots: PyReadwriteArray1<'_, i64>,
+        query_start_loc: PyReadwriteArray1<'_, i32>,
+        kv_lens: PyReadwriteArray1<'_, i32>,
+        block_table: PyReadwriteArray2<'_, i32>,
+        request_index: PyReadwriteArray1<'_, i32>,
+        logits_index: PyReadwriteArray1<'_, i64>,
+    ) -> PyResult<usize> {
+        self.check_current(step)?;
+        let mut arrays = ArraysOfCaller {
+            input_ids,
+            positions,
+            slots,
+            query_start_loc,
+            kv_lens,
+            block_table,
+            request_index,
+            logits_index,
+        };
+        let (mut arrays, mut extent) = arrays.borrow(self.table.limits().table_width)?;
+        step.outcomes()?;
+        let outcomes = step.outcomes.as_deref().unwrap_or_default();
+        fill_extend(&self.table, &step.plan, layer, outcomes, &mut arrays, &mut extent)
+            .map_err(|error| self.refusal(py, step, &error))
+    }
+
+    /// Writes the arrays of the single pass that gives draft `index`, from 2, in place. Follows the draft before it.
+    /// Returns the count of logits rows: the rows that sampled.
+    #[expect(clippy::too_many_arguments, reason = "one array each, as kernels take them")]
+    fn fill_single(
+        &self,
+        py: Python<'_>,
+        step: &mut Step,
+        index: u32,
+        input_ids: PyReadwriteArray1<'_, i64>,
+        positions: PyReadwriteArray1<'_, i64>,
+        slots: PyReadwriteArray1<'_, i64>,
+        query_start_loc: PyReadwriteArray1<'_, i32>,
+        kv_lens: PyReadwriteArray1<'_, i32>,
+        block_table: PyReadwriteArray2<'_, i32>,
+        request_index: PyReadwriteArray1<'_, i32>,
+        logits_index: PyReadwriteArray1<'_, i64>,
+    ) -> PyResult<usize> {
+        self.check_current(step)?;
+        let mut arrays = ArraysOfCaller {
+            input_ids,
+            positions,
+            slots,
+            query_start_loc,
+            kv_lens,
+            block_table,
+            request_index,
+            logits_index,
+        };
+        let (mut arrays, mut extent) = arrays.borrow(self.table.limits().table_width)?;
+        step.outcomes()?;
+        if index != step.drafts_proposed + 1 {
+            let message = format!("single pass {index} follows draft {}", index.saturating_sub(1));
+            return Err(StepOutOfOrder::new_err(format!("{message}; there are {}", step.drafts_proposed)));
+        }
+        let outcomes = step.outcomes.as_deref().unwrap_or_default();
+        let layers = self.table.drafter_layers();
+        fill_single(&self.table, &step.plan, index, layers, outcomes, &mut arrays, &mut extent)
+            .map_err(|error| self.refusal(py, step, &error))
     }
 
     /// Samples, verifies drafts and takes log-probabilities; `logits` is f32 `[count of fill_target, vocab_size]`.
     fn sample(&mut self, py: Python<'_>, step: &mut Step, logits: PyReadonlyArray2<'_, f32>) -> PyResult<()> {
         self.check_current(step)?;
-        let expected = [step.logits_count(), self.table.limits().vocab_size as usize];
-        if logits.shape() != expected {
-            let message = format!("logits need the shape {expected:?}, got {:?}", logits.shape());
-            return Err(PyValueError::new_err(message));
-        }
         let view = logits.as_array();
-        let rows = view.axis_iter(Axis(0)).map(|row| row.to_slice());
-        let rows: Option<Vec<&[f32]>> = rows.collect();
-        let rows = rows.ok_or_else(|| PyValueError::new_err("each row of logits must be contiguous"))?;
+        let rows = rows_of(&view, step.logits_count(), self.table.limits().vocab_size)?;
         let (table, samplers, scratch, plan) = (&self.table, &self.samplers, &mut self.scratch, &step.plan);
         let outcomes = py
             .detach(|| sample_rows(table, samplers, plan, &rows, scratch))
@@ -171,6 +239,28 @@ impl WorkerCore {
         self.check_current(step)?;
         let outcomes = step.outcomes.as_mut().ok_or_else(|| StepOutOfOrder::new_err("drafts follow sampling"))?;
         propose_drafts(&self.table, &step.plan, outcomes, &mut self.history);
+        Ok(())
+    }
+
+    /// Appends one draft to each row that gave a token, sampled from `logits`, f32 `[rows that sampled, vocab_size]`.
+    /// Called once for each of the step's `k_draft` drafts.
+    fn propose(&mut self, py: Python<'_>, step: &mut Step, logits: PyReadonlyArray2<'_, f32>) -> PyResult<()> {
+        self.check_current(step)?;
+        let most = step.plan.group.k_draft();
+        let outcomes = step.outcomes()?;
+        let sampled = outcomes.iter().filter(|outcome| !outcome.emitted.is_empty()).count();
+        let view = logits.as_array();
+        let rows = rows_of(&view, sampled, self.table.limits().vocab_size)?;
+        if step.drafts_proposed >= most {
+            return Err(StepOutOfOrder::new_err(format!(
+                "the step plans {most} drafts for each row, and all are there"
+            )));
+        }
+        let (table, samplers, scratch) = (&self.table, &self.samplers, &mut self.scratch);
+        let (plan, outcomes) = (&step.plan, step.outcomes.as_deref_mut().unwrap_or_default());
+        py.detach(|| propose_sampled(table, samplers, plan, outcomes, &rows, scratch))
+            .map_err(|error| sampling_error(py, &error.error, Some((error.row, error.seat))))?;
+        step.drafts_proposed += 1;
         Ok(())
     }
 
@@ -196,7 +286,14 @@ impl WorkerCore {
             .map_err(|error| plan_error(py, &error, self.dp_rank, step.plan.header.step.get()))?;
         reply.timings_us = timings_us;
         reply.collectives = collectives;
+        self.tokens_digest = reply.tokens_digest();
         Ok(pyo3::types::PyBytes::new(py, &to_bytes(&reply)))
+    }
+
+    /// Digest of the last reply's tokens: equal on all tp workers of a rank. 0 before the first.
+    #[getter]
+    const fn tokens_digest(&self) -> u64 {
+        self.tokens_digest
     }
 
     /// Seats that hold a request.
@@ -225,6 +322,10 @@ impl WorkerCore {
         Ok(plan)
     }
 
+    fn refusal(&self, py: Python<'_>, step: &Step, error: &Error) -> PyErr {
+        plan_error(py, error, self.dp_rank, step.plan.header.step.get())
+    }
+
     fn check_current(&self, step: &Step) -> PyResult<()> {
         let header = step.plan.header;
         if self.current == Some((header.epoch, header.step)) {
@@ -237,4 +338,15 @@ impl WorkerCore {
         let message = format!("step {} of epoch {} is not the current step: {current}", header.step, header.epoch);
         Err(StepOutOfOrder::new_err(message))
     }
+}
+
+/// Logits of `count` rows, each contiguous.
+fn rows_of<'a>(view: &'a ArrayView2<'a, f32>, count: usize, vocab_size: u32) -> PyResult<Vec<&'a [f32]>> {
+    let expected = [count, vocab_size as usize];
+    if view.shape() != expected {
+        let message = format!("logits need the shape {expected:?}, got {:?}", view.shape());
+        return Err(PyValueError::new_err(message));
+    }
+    let rows: Option<Vec<&[f32]>> = view.outer_iter().map(|row| row.to_slice()).collect();
+    rows.ok_or_else(|| PyValueError::new_err("each row of logits must be contiguous"))
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Command, FromArgMatches, Parser, Subcommand};
+use paceline_client::{BatchArguments, BenchArguments, ChatArguments};
 
 use crate::Failure;
 use crate::explain::Explain;
@@ -30,6 +31,12 @@ pub(crate) enum Chosen {
     /// A running daemon keeps its latest 4,096 steps. Groups count their steps by themselves: without --group and
     /// --dp-rank, every group that has the step answers.
     Explain(Explain),
+    /// Talk to a served model in the terminal
+    Chat(ChatArguments),
+    /// Put a load on a server and tell what its clients see
+    Bench(Box<BenchArguments>),
+    /// Answer the requests of a file in the OpenAI batch format; goes on where it was cut
+    Batch(BatchArguments),
     /// Fetch and convert a model without serving it
     #[command(disable_help_flag = true)]
     Prepare(Passed),

@@ -4,6 +4,7 @@
 //! serves no request itself: that is `paceline-server` over `paceline-engine`.
 
 mod cli;
+mod clients;
 mod explain;
 mod failure;
 mod flags;
@@ -49,6 +50,9 @@ fn run(arguments: Vec<String>, python: Option<String>) -> Result<(), Failure> {
             result
         }
         Chosen::Explain(explain) => explain::run(&explain),
+        Chosen::Chat(arguments) => clients::chat(arguments),
+        Chosen::Bench(arguments) => clients::bench(&arguments),
+        Chosen::Batch(arguments) => clients::batch(arguments),
         Chosen::Prepare(passed) => Err(passthrough::run("paceline.weights.prepare", &passed.arguments, python)),
         Chosen::Worker(passed) => Err(passthrough::run("paceline.worker", &passed.arguments, python)),
     }

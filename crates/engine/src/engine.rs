@@ -181,7 +181,7 @@ fn settings(options: &Options) -> WorkerSettings {
     let drafter = match fleet.drafter {
         paceline_scheduler::Drafter::None => "none",
         paceline_scheduler::Drafter::Ngram => "ngram",
-        paceline_scheduler::Drafter::Model => "model",
+        paceline_scheduler::Drafter::Model => "mtp",
     };
     let ladder = |(query_len, rows): (&u32, &Vec<u32>)| RowLadder { query_len: *query_len, rows: rows.clone() };
     let row_ladders =
@@ -209,5 +209,7 @@ fn settings(options: &Options) -> WorkerSettings {
         drafter: drafter.to_owned(),
         threads: model.threads,
         row_ladders,
+        expert_parallel: "off".to_owned(),
+        drafter_layers: 0,
     }
 }

@@ -3,7 +3,7 @@
 //! Input: per plan, the length of its group part as one little-endian u16, the group part, the length of the rank
 //! part as one little-endian u16, the rank part. Plans go to one worker in turn, in epoch 1, step after step.
 
-use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
+use paceline_plan::arrays::{Extent, PassArrays, fill_target};
 use paceline_plan::seats::{RowOutcome, SeatTable, StepHeader, WorkerStep};
 use paceline_plan::{DpRank, Epoch, GroupId, LogitsWanted, StepId, WorkerLimits, digest};
 
@@ -57,7 +57,7 @@ fn take<'a>(input: &mut &'a [u8]) -> Option<&'a [u8]> {
 
 fn fill(table: &SeatTable, step: &WorkerStep) {
     let (rows, tokens) = (LIMITS.row_capacity as usize, LIMITS.token_capacity as usize);
-    let mut arrays = TargetArrays {
+    let mut arrays = PassArrays {
         input_ids: &mut vec![0; tokens],
         positions: &mut vec![0; tokens],
         slots: &mut vec![0; tokens],

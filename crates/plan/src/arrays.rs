@@ -1,14 +1,21 @@
 //! From a checked step to the arrays that kernels are given. Every padded number is read from the plan; every
 //! padding value from [`crate::padding`].
+//!
+//! All passes of a step are written by the same code: here what they share and the target, in [`drafter`] the
+//! drafter's.
+
+pub mod drafter;
 
 use crate::error::check_at_least;
-use crate::pass::Shape;
-use crate::seats::{SeatTable, WorkerStep};
-use crate::{Error, LogitsWanted, Row, padding};
+use crate::pass::{RankLoad, Shape};
+use crate::seats::{SeatState, SeatTable, WorkerStep};
+use crate::{Error, LogitsWanted, Pass, Row, padding};
 
-/// The target pass's arrays, allocated once at capacity and rewritten every step.
+pub use drafter::{fill_extend, fill_single};
+
+/// A pass's arrays, allocated once at capacity and rewritten for every pass.
 #[derive(Debug)]
-pub struct TargetArrays<'a> {
+pub struct PassArrays<'a> {
     /// Token ids, `[token_capacity]`.
     pub input_ids: &'a mut [i64],
     /// Positions, `[token_capacity]`.
@@ -45,39 +52,141 @@ pub struct Extent {
 pub fn fill_target(
     table: &SeatTable,
     step: &WorkerStep,
-    arrays: &mut TargetArrays<'_>,
+    arrays: &mut PassArrays<'_>,
     extent: &mut Extent,
 ) -> Result<usize, Error> {
-    let width = table.limits().table_width as usize;
-    let pass = step.group.target();
-    let load = pass.loads()[step.rank_index];
-    let (rows, tokens) = match pass.shape() {
-        Shape::Full { rows_padded, .. } => (rows_padded.as_usize(), pass.tokens_padded().as_usize()),
-        Shape::Piecewise { tokens_padded } => (load.rows_run() as usize, tokens_padded.as_usize()),
-        Shape::Eager => (load.rows_run() as usize, load.tokens_run() as usize),
-    };
-    check_capacity(arrays, rows, tokens, width)?;
-    clear(arrays, rows.max(extent.rows), tokens.max(extent.tokens), width);
-    *extent = Extent { rows, tokens };
-    let mut writer = Writer { table, arrays, width, row: 0, token: 0, logits: 0 };
+    let mut writer = Writer::begin(table, step, step.group.target(), arrays, extent)?;
     let decode_rows = step.rank.decode_rows() as usize;
     for (index, row) in step.rank.rows().iter().enumerate() {
-        writer.real_row(row, index < decode_rows);
+        writer.target_row(row, index < decode_rows);
     }
-    if load.is_dummy() {
-        writer.padding_row(load.tokens_run() as usize);
-    }
-    if let Shape::Full { query_len, .. } = pass.shape() {
-        while writer.row < rows {
-            writer.padding_row(query_len.get() as usize);
-        }
-    }
-    let (end, logits, last_row) = (writer.token, writer.logits, writer.row);
-    arrays.query_start_loc[last_row..].fill(end as i32);
-    Ok(logits)
+    Ok(writer.finish())
 }
 
-fn check_capacity(arrays: &TargetArrays<'_>, rows: usize, tokens: usize, width: usize) -> Result<(), Error> {
+/// Writes one pass of one rank, row by row, over arrays that hold pad values.
+struct Writer<'a, 'b> {
+    table: &'a SeatTable,
+    shape: Shape,
+    load: RankLoad,
+    arrays: &'a mut PassArrays<'b>,
+    width: usize,
+    /// Rows that kernels are given.
+    rows: usize,
+    row: usize,
+    token: usize,
+    logits: usize,
+}
+
+impl<'a, 'b> Writer<'a, 'b> {
+    /// Checks the arrays' sizes and sets everything that this pass or the last one touches to pad values.
+    fn begin(
+        table: &'a SeatTable,
+        step: &WorkerStep,
+        pass: &Pass,
+        arrays: &'a mut PassArrays<'b>,
+        extent: &mut Extent,
+    ) -> Result<Self, Error> {
+        let width = table.limits().table_width as usize;
+        let load = pass.loads()[step.rank_index];
+        let (rows, tokens) = match pass.shape() {
+            Shape::Full { rows_padded, .. } => (rows_padded.as_usize(), pass.tokens_padded().as_usize()),
+            Shape::Piecewise { tokens_padded } => (load.rows_run() as usize, tokens_padded.as_usize()),
+            Shape::Eager => (load.rows_run() as usize, load.tokens_run() as usize),
+        };
+        check_capacity(arrays, rows, tokens, width)?;
+        clear(arrays, rows.max(extent.rows), tokens.max(extent.tokens), width);
+        *extent = Extent { rows, tokens };
+        Ok(Self { table, shape: pass.shape(), load, arrays, width, rows, row: 0, token: 0, logits: 0 })
+    }
+
+    /// Dummy and padding rows, and the flat rest of the offsets. Returns how many logits are wanted.
+    fn finish(mut self) -> usize {
+        if self.load.is_dummy() {
+            self.padding_row(self.load.tokens_run() as usize);
+        }
+        if let Shape::Full { query_len, .. } = self.shape {
+            while self.row < self.rows {
+                self.padding_row(query_len.get() as usize);
+            }
+        }
+        self.arrays.query_start_loc[self.row..].fill(self.token as i32);
+        self.logits
+    }
+
+    fn target_row(&mut self, row: &Row, is_decode: bool) {
+        let state = self.seat_of(row);
+        let (start, query_len) = (state.computed(), row.query_len.get());
+        let first_token = self.token;
+        self.open_row(state, start + query_len);
+        for offset in 0..query_len {
+            let position = start + offset;
+            let token_id = match offset {
+                _ if !is_decode => Some(state.token(position)),
+                0 => Some(state.token(position)),
+                _ if offset <= row.drafts => Some(state.drafts()[offset as usize - 1]),
+                _ => None,
+            };
+            self.token(state, token_id, position);
+        }
+        let end = self.token;
+        let wanted = match row.logits {
+            LogitsWanted::None => first_token..first_token,
+            LogitsWanted::Last => end - 1..end,
+            LogitsWanted::Verify => first_token..first_token + 1 + row.drafts as usize,
+            LogitsWanted::All => first_token..end,
+        };
+        wanted.for_each(|token| self.want_logits(token));
+        self.row += 1;
+    }
+
+    fn seat_of(&self, row: &Row) -> &'a SeatState {
+        self.table.seat(row.seat).expect("begin() has checked that the seat holds a request")
+    }
+
+    /// Starts a row of the request of `state` whose last token sees `kv_len` keys.
+    fn open_row(&mut self, state: &SeatState, kv_len: u32) {
+        self.arrays.query_start_loc[self.row] = self.token as i32;
+        self.arrays.kv_lens[self.row] = kv_len as i32;
+        let columns = &mut self.arrays.block_table[self.row * self.width..][..state.blocks().len()];
+        for (column, block) in columns.iter_mut().zip(state.blocks()) {
+            *column = block.get() as i32;
+        }
+    }
+
+    /// A token of the open row. Without an id it is a placeholder: the pad token, no write slot, and a position that
+    /// the model knows. Positions that no block of the request holds, or past the length limit, are not written.
+    fn token(&mut self, state: &SeatState, token_id: Option<u32>, position: u32) {
+        let limits = self.table.limits();
+        self.arrays.positions[self.token] = position.min(limits.max_model_len - 1).into();
+        self.arrays.request_index[self.token] = self.row as i32;
+        if let Some(token_id) = token_id {
+            self.arrays.input_ids[self.token] = token_id.into();
+            let block = state.blocks().get((position / limits.block_size) as usize);
+            if let Some(block) = block
+                && position < limits.max_model_len
+            {
+                self.arrays.slots[self.token] =
+                    i64::from(block.get()) * i64::from(limits.block_size) + i64::from(position % limits.block_size);
+            }
+        }
+        self.token += 1;
+    }
+
+    fn want_logits(&mut self, token: usize) {
+        self.arrays.logits_index[self.logits] = token as i64;
+        self.logits += 1;
+    }
+
+    /// A dummy or padding row: every value but its length is already there.
+    fn padding_row(&mut self, query_len: usize) {
+        self.arrays.query_start_loc[self.row] = self.token as i32;
+        self.arrays.kv_lens[self.row] = query_len as i32;
+        self.token += query_len;
+        self.row += 1;
+    }
+}
+
+fn check_capacity(arrays: &PassArrays<'_>, rows: usize, tokens: usize, width: usize) -> Result<(), Error> {
     let row_capacity = (arrays.query_start_loc.len() as i64 - 1)
         .min(arrays.kv_lens.len() as i64)
         .min((arrays.block_table.len() / width.max(1)) as i64);
@@ -95,8 +204,8 @@ fn check_capacity(arrays: &TargetArrays<'_>, rows: usize, tokens: usize, width: 
     check_at_least(5, "token capacity of the arrays", tokens as i64, token_capacity as i64)
 }
 
-/// Pad values over everything that this step or the last one touches.
-fn clear(arrays: &mut TargetArrays<'_>, rows: usize, tokens: usize, width: usize) {
+/// Pad values over everything that this pass or the last one touches.
+fn clear(arrays: &mut PassArrays<'_>, rows: usize, tokens: usize, width: usize) {
     let tokens = tokens.min(arrays.input_ids.len());
     let rows = rows.min(arrays.kv_lens.len());
     arrays.input_ids[..tokens].fill(padding::TOKEN);
@@ -106,74 +215,4 @@ fn clear(arrays: &mut TargetArrays<'_>, rows: usize, tokens: usize, width: usize
     arrays.logits_index[..tokens].fill(padding::LOGITS_INDEX);
     arrays.kv_lens[..rows].fill(0);
     arrays.block_table[..rows * width].fill(padding::BLOCK);
-}
-
-struct Writer<'a, 'b> {
-    table: &'a SeatTable,
-    arrays: &'a mut TargetArrays<'b>,
-    width: usize,
-    row: usize,
-    token: usize,
-    logits: usize,
-}
-
-impl Writer<'_, '_> {
-    fn real_row(&mut self, row: &Row, is_decode: bool) {
-        let state = self.table.seat(row.seat).expect("begin() has checked that the seat holds a request");
-        let limits = self.table.limits();
-        let (start, query_len) = (state.computed(), row.query_len.get());
-        let first_token = self.token;
-        self.arrays.query_start_loc[self.row] = first_token as i32;
-        self.arrays.kv_lens[self.row] = (start + query_len) as i32;
-        let columns = &mut self.arrays.block_table[self.row * self.width..][..state.blocks().len()];
-        for (column, block) in columns.iter_mut().zip(state.blocks()) {
-            *column = block.get() as i32;
-        }
-        for offset in 0..query_len {
-            let position = start + offset;
-            let token_id = match offset {
-                _ if !is_decode => state.token(position),
-                0 => state.token(position),
-                _ if offset <= row.drafts => state.drafts()[offset as usize - 1],
-                // Placeholder: no write slot, and a position that the model knows.
-                _ => {
-                    self.arrays.positions[self.token] = position.min(limits.max_model_len - 1).into();
-                    self.arrays.request_index[self.token] = self.row as i32;
-                    self.token += 1;
-                    continue;
-                }
-            };
-            let block = state.blocks()[(position / limits.block_size) as usize];
-            self.arrays.input_ids[self.token] = token_id.into();
-            self.arrays.positions[self.token] = position.into();
-            self.arrays.slots[self.token] =
-                i64::from(block.get()) * i64::from(limits.block_size) + i64::from(position % limits.block_size);
-            self.arrays.request_index[self.token] = self.row as i32;
-            self.token += 1;
-        }
-        self.wanted_logits(row, first_token);
-        self.row += 1;
-    }
-
-    fn wanted_logits(&mut self, row: &Row, first_token: usize) {
-        let end = first_token + row.query_len.get() as usize;
-        let positions = match row.logits {
-            LogitsWanted::None => first_token..first_token,
-            LogitsWanted::Last => end - 1..end,
-            LogitsWanted::Verify => first_token..first_token + 1 + row.drafts as usize,
-            LogitsWanted::All => first_token..end,
-        };
-        for position in positions {
-            self.arrays.logits_index[self.logits] = position as i64;
-            self.logits += 1;
-        }
-    }
-
-    /// A dummy or padding row: every value but its length is already there.
-    fn padding_row(&mut self, query_len: usize) {
-        self.arrays.query_start_loc[self.row] = self.token as i32;
-        self.arrays.kv_lens[self.row] = query_len as i32;
-        self.token += query_len;
-        self.row += 1;
-    }
 }

@@ -19,6 +19,7 @@ pub mod pass;
 pub mod rank;
 pub mod reply;
 pub mod seats;
+mod share;
 pub mod step;
 mod words;
 
@@ -31,5 +32,6 @@ pub use limits::WorkerLimits;
 pub use pass::{Mode, Network, Pass, PassKind, RankLoad, Shape};
 pub use rank::{Admission, BlockAppend, Feed, LogitsWanted, Mask, RankDraft, RankPart, Release, Row};
 pub use reply::{RowReply, StepReply, TokenLogprobs};
+pub use share::tp_share;
 pub use step::{GroupDraft, GroupPart, StepPlan};
 pub use words::Words;

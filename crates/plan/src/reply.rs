@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec::Coded;
 use crate::error::check_equal;
-use crate::{DpRank, Error, Seat, SeatGeneration, Words};
+use crate::{DpRank, Error, Seat, SeatGeneration, Words, digest};
 
 /// Log-probabilities of one emitted token: its own first, then the most likely ones. Floats travel as their bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,6 +47,22 @@ pub struct StepReply {
     pub collectives: u32,
     /// Microseconds spent in decode, fill, forward, sample.
     pub timings_us: [u32; 4],
+}
+
+impl StepReply {
+    /// FNV-1a 64 of what must be equal on all tp workers of a rank: of each row the seat, the generation, the accepted
+    /// count, how many tokens were emitted and which, and how many drafts were proposed, as little-endian u32.
+    pub fn tokens_digest(&self) -> u64 {
+        let mut words = Words::default();
+        for row in &self.rows {
+            let counts = [row.seat.get(), row.generation.get(), row.accepted, row.emitted.len() as u32];
+            words.0.extend_from_slice(&counts);
+            words.0.extend_from_slice(&row.emitted);
+            words.push(row.proposed);
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        digest(&bytes)
+    }
 }
 
 /// A reply as it travels: columns.

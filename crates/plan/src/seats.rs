@@ -6,12 +6,15 @@
 //!
 //! It does not run a model and does not sample.
 
+mod state;
+
 use crate::error::{check_at_least, check_at_most, check_equal};
 use crate::{
     Admission, BlockAppend, BlockId, DpRank, Epoch, Error, Feed, GroupId, GroupPart, LogitsWanted, RankPart, Release,
-    Row, RowReply, Seat, SeatGeneration, StepId, StepReply, TokenLogprobs, WorkerLimits, check_rank, digest,
-    from_bytes,
+    Row, RowReply, Seat, SeatGeneration, StepId, StepReply, WorkerLimits, check_rank, digest, from_bytes,
 };
+
+pub use state::{RowOutcome, SeatState};
 
 /// Which step an envelope says it carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,79 +42,12 @@ pub struct WorkerStep {
     pub rank_index: usize,
 }
 
-/// What the model and the sampler made of one row.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RowOutcome {
-    /// Drafts that the target agreed with.
-    pub accepted: u32,
-    /// Tokens produced.
-    pub emitted: Vec<u32>,
-    /// Drafts for the next step.
-    pub proposed: Vec<u32>,
-    /// One entry per emitted token, or none.
-    pub logprobs: Vec<TokenLogprobs>,
-}
-
-/// What a worker knows of one request.
-#[derive(Clone, Debug)]
-pub struct SeatState {
-    generation: SeatGeneration,
-    prompt_len: u32,
-    computed: u32,
-    /// Index in the request of `tokens[0]`: 0 unless a prefix hit came without its history.
-    first: u32,
-    tokens: Vec<u32>,
-    blocks: Vec<BlockId>,
-    drafts: Vec<u32>,
-    sampling: Vec<u8>,
-}
-
-impl SeatState {
-    /// Tokens known: prompt and output so far, as far as they were fed or emitted.
-    pub fn known(&self) -> u32 {
-        self.first + self.tokens.len() as u32
-    }
-
-    /// Tokens whose KV is written.
-    pub const fn computed(&self) -> u32 {
-        self.computed
-    }
-
-    /// Tokens of the prompt.
-    pub const fn prompt_len(&self) -> u32 {
-        self.prompt_len
-    }
-
-    /// The known tokens, from the first one that the worker was told.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
-    }
-
-    /// The token at `index` in the request.
-    pub fn token(&self, index: u32) -> u32 {
-        self.tokens[(index - self.first) as usize]
-    }
-
-    /// The KV blocks, in order.
-    pub fn blocks(&self) -> &[BlockId] {
-        &self.blocks
-    }
-
-    /// Drafts proposed in the last step.
-    pub fn drafts(&self) -> &[u32] {
-        &self.drafts
-    }
-
-    /// The request's sampling parameters, opaque here.
-    pub fn sampling(&self) -> &[u8] {
-        &self.sampling
-    }
-}
-
 /// The worker's seats and the owners of its blocks.
 #[derive(Clone, Debug)]
 pub struct SeatTable {
     limits: WorkerLimits,
+    /// Lm: layers of the drafter that has KV of its own; 0 without one.
+    drafter_layers: u32,
     group_dp_ranks: Vec<DpRank>,
     rank_index: usize,
     epoch: Epoch,
@@ -138,6 +74,7 @@ impl SeatTable {
         ))?;
         Ok(Self {
             limits,
+            drafter_layers: 0,
             group_dp_ranks,
             rank_index,
             epoch: Epoch::default(),
@@ -147,6 +84,14 @@ impl SeatTable {
             generations: vec![SeatGeneration::default(); limits.seats as usize],
             block_holders: vec![0; limits.num_blocks as usize + 1],
         })
+    }
+
+    /// The same table for a worker whose drafter has KV in `drafter_layers` layers: chunks that do not end what is
+    /// known come with the tokens that its last positions need (rule 18).
+    #[must_use]
+    pub const fn with_drafter_layers(mut self, drafter_layers: u32) -> Self {
+        self.drafter_layers = drafter_layers;
+        self
     }
 
     /// Starts an epoch: every seat and block is void.
@@ -162,6 +107,11 @@ impl SeatTable {
     /// The sizes that plans must keep to.
     pub const fn limits(&self) -> &WorkerLimits {
         &self.limits
+    }
+
+    /// Layers of the drafter that has KV of its own; 0 without one.
+    pub const fn drafter_layers(&self) -> u32 {
+        self.drafter_layers
     }
 
     /// Seats that hold a request.
@@ -205,6 +155,9 @@ impl SeatTable {
         for (mine, theirs) in self.group_dp_ranks.iter().zip(group.dp_ranks()) {
             check_equal(1, "dp_rank of the group", mine.get().into(), theirs.get().into())?;
         }
+        if self.drafter_layers > 0 {
+            check_at_least(18, "passes of a step with a drafter", 2, group.passes().len() as i64)?;
+        }
         check_rank(&group, self.rank_index, &rank, &self.limits)?;
         self.apply(&rank)?;
         for (index, row) in rank.rows().iter().enumerate() {
@@ -222,7 +175,9 @@ impl SeatTable {
             self.admit(admission)?;
         }
         let fed: i64 = rank.feeds().iter().map(|feed| feed.tokens.len() as i64).sum();
-        check_at_most(10, "tokens fed in one step", self.limits.max_num_batched_tokens.into(), fed)?;
+        let ahead = i64::from(self.drafter_layers) * i64::from(rank.rows_real().get());
+        let fed_most = i64::from(self.limits.max_num_batched_tokens) + ahead;
+        check_at_most(10, "tokens fed in one step", fed_most, fed)?;
         for feed in rank.feeds() {
             self.feed(feed)?;
         }
@@ -346,7 +301,17 @@ impl SeatTable {
         if wants_sample {
             check_equal(20, "end of a sampled prompt row", state.known().into(), end.into())?;
         }
-        Ok(())
+        self.check_lookahead(state, row, end)
+    }
+
+    /// Rule 18: a chunk that does not end what is known comes with the tokens after it that the drafter's layers need,
+    /// as far as the prompt has them. What was emitted before a preemption counts on, but only the daemon knows how far.
+    fn check_lookahead(&self, state: &SeatState, row: &Row, end: u32) -> Result<(), Error> {
+        if self.drafter_layers == 0 || !matches!(row.logits, LogitsWanted::None) {
+            return Ok(());
+        }
+        let ahead = self.drafter_layers.min(state.prompt_len.saturating_sub(end)).max(1);
+        check_at_least(18, "known tokens after a chunk", (end + ahead).into(), state.known().into())
     }
 
     /// Applies what the model and the sampler made of a step's rows, and gives the reply. `outcomes` has the rows'

@@ -7,7 +7,7 @@ mod world;
 
 use std::hint::black_box;
 
-use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
+use paceline_plan::arrays::{Extent, PassArrays, fill_target};
 use paceline_plan::seats::{RowOutcome, SeatTable, StepHeader, WorkerStep};
 use paceline_plan::{
     DpRank, Epoch, Error, GroupDraft, GroupId, GroupPart, LogitsWanted, Pass, PassKind, RankDraft, RankLoad, RankPart,
@@ -105,7 +105,7 @@ impl Buffers {
     fn fill(&mut self, table: &SeatTable, step: &WorkerStep) -> usize {
         let [input_ids, positions, slots, logits_index] = &mut self.wide;
         let [query_start_loc, kv_lens, block_table, request_index] = &mut self.narrow;
-        let mut arrays = TargetArrays {
+        let mut arrays = PassArrays {
             input_ids,
             positions,
             slots,

@@ -1,6 +1,6 @@
 //! Executes a plan as a worker does: checks, arrays, tokens, reply. No torch, no sockets.
 
-use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
+use paceline_plan::arrays::{Extent, PassArrays, fill_target};
 use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, StepHeader, WorkerStep};
 use paceline_plan::{Error, LogitsWanted, Row, StepReply, TokenLogprobs, WorkerLimits};
 use paceline_proto::v1::AttentionContract;
@@ -34,7 +34,7 @@ impl Buffers {
 
     fn fill(&mut self, table: &SeatTable, step: &WorkerStep) -> Result<usize, Error> {
         let [input_ids, positions, slots, logits_index] = &mut self.tokens_i64;
-        let mut arrays = TargetArrays {
+        let mut arrays = PassArrays {
             input_ids,
             positions,
             slots,

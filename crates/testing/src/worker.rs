@@ -318,6 +318,8 @@ impl Worker {
                     step: envelope.step,
                     digest: envelope.digest ^ u64::from(is_now(behaviour.lie_digest_at_step)),
                     body: paceline_plan::to_bytes(&reply).into(),
+                    tokens_digest: reply.tokens_digest(),
+                    ..Reply::default()
                 })
             }
             Err(error) => step_from_worker::Message::Refused(refusal(&envelope, &error)),

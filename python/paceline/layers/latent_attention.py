@@ -13,7 +13,7 @@ from paceline.attention.interface import AttentionBackend
 from paceline.layers.linear import Linear
 from paceline.layers.norm import RmsNorm
 from paceline.layers.rotary import rotate
-from paceline.models.moe_config import LatentConfig
+from paceline.models.latent_config import LatentConfig
 from paceline.parallel.context import Parallel
 
 

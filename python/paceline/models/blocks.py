@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from paceline.layers.attention import QkNorm, SelfAttention
-from paceline.layers.linear import Linear
 from paceline.layers.mlp import GatedMlp
-from paceline.layers.moe import Experts, MoeBlock
+from paceline.layers.moe import MoeBlock, build_experts
 from paceline.layers.routing import Router
 from paceline.models.kv_layout import head_range, kv_head_range
 from paceline.models.source import Source, scaled
+from paceline.parallel.exchange import Experts
 
 # Names of an expert's (or a block's) gate, up and down products.
 LLAMA_NAMES = ("gate_proj", "up_proj", "down_proj")
@@ -85,6 +85,7 @@ def _read_experts(source: Source, prefix: str, names: tuple[str, str, str]) -> E
         if expert not in held:
             source.weights.leave(f"{gate_name}.weight", f"{up_name}.weight", f"{down_name}.weight")
             continue
-        gate_up.append(source.output_cut([(gate_name, inner, range(inner)), (up_name, inner, range(inner))], hidden))
-        down.append(Linear(source.weights.take(f"{down_name}.weight", (hidden, inner)), pack=True))
-    return Experts(held, gate_up, down)
+        halves = [(f"{name}.weight", (inner, hidden), None) for name in (gate_name, up_name)]
+        gate_up.append(source.weights.take_fused(halves))
+        down.append(source.weights.take(f"{down_name}.weight", (hidden, inner)))
+    return build_experts(held, gate_up, down)

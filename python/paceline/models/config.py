@@ -13,15 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models.fields import ConfigError, count_of, flag_of
-from paceline.models.moe_config import (
-    LatentConfig,
-    MoeConfig,
-    parse_drafter_layers,
-    parse_grouped_moe,
-    parse_latent,
-    parse_mixtral_moe,
-    parse_qwen3_moe,
-)
+from paceline.models.latent_config import LatentConfig, parse_latent
+from paceline.models.moe_config import MoeConfig, parse_grouped_moe, parse_mixtral_moe, parse_qwen3_moe
 from paceline.models.rope_config import RopeConfig, parse_rope
 
 __all__ = ["ConfigError", "LatentConfig", "ModelConfig", "MoeConfig", "RopeConfig", "load_model_config", "parse_model_config"]
@@ -127,6 +120,9 @@ _TRAITS: dict[str, _Traits] = {
     ),
 }
 
+# Names that checkpoints use whose code is their own.
+_OTHER_NAMES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+
 
 def read_config_json(folder: Path) -> dict[str, Any]:
     """Read `folder/config.json`. Raises `ConfigError` with the path when it is absent or no JSON object."""
@@ -178,7 +174,7 @@ def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
         stored_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         head_bias=architecture == "PhimoeForCausalLM" and flag_of(raw, "lm_head_bias"),
         sliding_window=_window(raw, traits),
-        drafter_layer_count=parse_drafter_layers(raw) if traits.has_drafter else 0,
+        drafter_layer_count=_drafter_layers(raw) if traits.has_drafter else 0,
         moe=traits.moe(raw, layer_count) if traits.moe is not None else None,
         latent=latent,
     )
@@ -193,7 +189,7 @@ def _architecture(raw: dict[str, Any]) -> str:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError("config.json names no architecture (field architectures)")
-    known = [name for name in names if name in _TRAITS]
+    known = [name for name in (_OTHER_NAMES.get(name, name) for name in names) if name in _TRAITS]
     if not known:
         raise ConfigError(f"unknown architecture {', '.join(names)}; known are {', '.join(_TRAITS)}")
     return str(known[0])
@@ -243,6 +239,12 @@ def _check_quantisation(quantisation: Any) -> None:
         raise ConfigError("quantization_config is set: quantised checkpoints other than block-scaled fp8 are not supported")
     if quantisation.get("weight_block_size") != [128, 128] or quantisation.get("fmt", "e4m3") != "e4m3":
         raise ConfigError("quantization_config: fp8 is supported with fmt e4m3 and weight_block_size [128, 128] only")
+
+
+def _drafter_layers(raw: dict[str, Any]) -> int:
+    """Multi-token prediction layers behind the target's, under either name."""
+    field = "num_nextn_predict_layers" if raw.get("num_nextn_predict_layers") is not None else "num_mtp_layers"
+    return count_of(raw, field, 0, least=0)
 
 
 def _window(raw: dict[str, Any], traits: _Traits) -> int:

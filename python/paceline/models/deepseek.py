@@ -11,7 +11,7 @@ from paceline.layers.linear import Linear
 from paceline.models.blocks import read_moe
 from paceline.models.causal_lm import CausalLM
 from paceline.models.kv_layout import head_range
-from paceline.models.moe_config import LatentConfig
+from paceline.models.latent_config import LatentConfig
 from paceline.models.source import Source, scaled
 from paceline.weights.loader import Cut
 

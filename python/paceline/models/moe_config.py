@@ -1,4 +1,4 @@
-"""Experts, latent attention and drafting layers as a `config.json` describes them."""
+"""Experts as a `config.json` describes them, and how tokens find theirs."""
 
 from __future__ import annotations
 
@@ -28,29 +28,6 @@ class MoeConfig:
     groups_per_token: int = 1
     # sparsemixer: how near to the best score others must be to count.
     jitter: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LatentConfig:
-    """Latent attention (MLA): ranks and head sizes, in elements. A `query_rank` of 0 means a full-rank query."""
-
-    query_rank: int
-    kv_rank: int
-    nope_size: int
-    rope_size: int
-    value_size: int
-    # Whether rotated columns lie in pairs (x0, x1), (x2, x3), ...; else in halves.
-    is_interleaved: bool
-
-    @property
-    def latent_size(self) -> int:
-        """What the cache holds for each token: latent and rotated key."""
-        return self.kv_rank + self.rope_size
-
-    @property
-    def query_size(self) -> int:
-        """Width of one query head."""
-        return self.nope_size + self.rope_size
 
 
 def parse_grouped_moe(raw: dict[str, Any], layer_count: int, *, groups: int, groups_kept: int) -> MoeConfig:
@@ -116,27 +93,6 @@ def parse_mixtral_moe(raw: dict[str, Any], layer_count: int, *, routing: str) ->
         routing=routing,
         jitter=number_of(raw, "router_jitter_noise", 0.01) if routing == "sparsemixer" else 0.0,
     )
-
-
-def parse_latent(raw: dict[str, Any]) -> LatentConfig:
-    """Latent attention of DeepSeek-V3. Raises `ConfigError`."""
-    rope_size = count_of(raw, "qk_rope_head_dim")
-    if rope_size % 2:
-        raise ConfigError(f"qk_rope_head_dim {rope_size} is odd: rotary embedding needs pairs")
-    return LatentConfig(
-        query_rank=count_of(raw, "q_lora_rank", 0, least=0),
-        kv_rank=count_of(raw, "kv_lora_rank"),
-        nope_size=count_of(raw, "qk_nope_head_dim"),
-        rope_size=rope_size,
-        value_size=count_of(raw, "v_head_dim"),
-        is_interleaved=flag_of(raw, "rope_interleave", True),
-    )
-
-
-def parse_drafter_layers(raw: dict[str, Any]) -> int:
-    """Multi-token prediction layers behind the target's, under either name. Raises `ConfigError`."""
-    field = "num_nextn_predict_layers" if raw.get("num_nextn_predict_layers") is not None else "num_mtp_layers"
-    return count_of(raw, field, 0, least=0)
 
 
 def _top_k(raw: dict[str, Any], expert_count: int) -> int:

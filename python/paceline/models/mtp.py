@@ -43,7 +43,10 @@ class Drafter(Protocol):
 
 
 class MtpLayer:
-    """Joins the embedding of the next token with what is known of the tokens before, and runs one decoder layer."""
+    """Joins the embedding of the next token with what is known of the tokens before, and runs one decoder layer.
+
+    Position 0 is a position like any other, as in transformers; the embedding there is not set to zero.
+    """
 
     __slots__ = ("decoder", "embedding_norm", "hidden_norm", "norm", "projection")
 

@@ -1,6 +1,6 @@
 //! Arrays: padding values, placeholders, and padding that remembers nothing.
 
-use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
+use paceline_plan::arrays::{Extent, PassArrays, fill_target};
 use paceline_plan::seats::{RowOutcome, SeatTable, WorkerStep};
 use paceline_plan::{LogitsWanted, RankDraft, Shape};
 
@@ -36,7 +36,7 @@ impl Owned {
     }
 
     fn fill(&mut self, table: &SeatTable, step: &WorkerStep) -> usize {
-        let mut arrays = TargetArrays {
+        let mut arrays = PassArrays {
             input_ids: &mut self.input_ids,
             positions: &mut self.positions,
             slots: &mut self.slots,

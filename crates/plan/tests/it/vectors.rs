@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
+use paceline_plan::arrays::{Extent, PassArrays, fill_target};
 use paceline_plan::seats::{RowOutcome, SeatTable, StepHeader, WorkerStep};
 use paceline_plan::{
     DpRank, Epoch, Error, GroupId, GroupPart, LogitsWanted, RankPart, StepId, check_rank, digest, from_bytes,
@@ -177,7 +177,7 @@ fn arrays_json(table: &SeatTable, step: &WorkerStep) -> Value {
     let (mut query_start_loc, mut kv_lens) = (vec![-7; rows + 1], vec![-7; rows]);
     let (mut block_table, mut request_index) = (vec![-7; rows * width], vec![-7; tokens]);
     let mut logits_index = vec![-7; tokens];
-    let mut arrays = TargetArrays {
+    let mut arrays = PassArrays {
         input_ids: &mut input_ids,
         positions: &mut positions,
         slots: &mut slots,

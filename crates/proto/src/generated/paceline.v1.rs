@@ -622,7 +622,7 @@ pub struct WorkerSettings {
     pub table_width: u32,
     #[prost(bool, tag = "19")]
     pub lockstep: bool,
-    /// "none", "ngram"
+    /// "none", "ngram", "mtp"
     #[prost(string, tag = "20")]
     pub drafter: ::prost::alloc::string::String,
     #[prost(uint32, tag = "21")]
@@ -630,6 +630,12 @@ pub struct WorkerSettings {
     /// Row ladder of FULL, per verify width Q: what is warmed up.
     #[prost(message, repeated, tag = "22")]
     pub row_ladders: ::prost::alloc::vec::Vec<RowLadder>,
+    /// "off", "allgather_reducescatter", "all_to_all": how experts are shared by the workers of the group.
+    #[prost(string, tag = "23")]
+    pub expert_parallel: ::prost::alloc::string::String,
+    /// Draft layers of the checkpoint that are used (Lm of step-rules.md); 0 unless the drafter is "mtp".
+    #[prost(uint32, tag = "24")]
+    pub drafter_layers: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RowLadder {
@@ -692,7 +698,7 @@ pub struct AttentionContract {
     #[prost(uint32, tag = "7")]
     pub row_capacity: u32,
 }
-/// Lockstep groups of more than one rank meet in torch.distributed: one live worker binds the store on port 0.
+/// Groups of more than one worker meet in torch.distributed: one live worker binds the store on port 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BindStore {
     #[prost(uint32, tag = "1")]
@@ -715,8 +721,10 @@ pub struct Form {
     pub host: ::prost::alloc::string::String,
     #[prost(uint32, tag = "3")]
     pub port: u32,
+    /// Workers of the group: its dp ranks times tp_size.
     #[prost(uint32, tag = "4")]
     pub world_size: u32,
+    /// Index of the dp rank in the group * tp_size + tp_rank.
     #[prost(uint32, tag = "5")]
     pub world_rank: u32,
 }
@@ -795,7 +803,7 @@ pub struct Hello {
     #[prost(string, tag = "4")]
     pub incarnation: ::prost::alloc::string::String,
 }
-/// One rank's part of one step. Bodies are msgpack; integer arrays in them are bin of little-endian u32.
+/// One rank's part of one step, the same for all of its tp workers. Bodies are msgpack; integer arrays in them are bin of little-endian u32.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StepEnvelope {
     #[prost(uint32, tag = "1")]
@@ -824,9 +832,17 @@ pub struct Reply {
     pub step: u64,
     #[prost(fixed64, tag = "4")]
     pub digest: u64,
-    /// plan::StepReply
+    /// plan::StepReply of tp_rank 0; empty from the other tp workers.
     #[prost(bytes = "bytes", tag = "5")]
     pub body: ::prost::bytes::Bytes,
+    /// plan::StepReply::tokens_digest, which all tp workers of a rank must agree on.
+    #[prost(fixed64, tag = "6")]
+    pub tokens_digest: u64,
+    /// What a worker without a body ran: forwards of the step, collectives entered.
+    #[prost(uint32, tag = "7")]
+    pub passes: u32,
+    #[prost(uint32, tag = "8")]
+    pub collectives: u32,
 }
 /// A plan that breaks a rule is refused, never repaired (rule 13).
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

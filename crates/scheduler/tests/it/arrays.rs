@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use paceline_plan::arrays::{Extent, TargetArrays, fill_target};
+use paceline_plan::arrays::{Extent, PassArrays, fill_target};
 use paceline_plan::seats::{SeatState, SeatTable, WorkerStep};
 use paceline_plan::{LogitsWanted, Mode, Row, WorkerLimits};
 
@@ -62,7 +62,7 @@ impl Arrays {
 
     /// Fills the arrays and checks nothing.
     pub(crate) fn fill(&mut self, table: &SeatTable, step: &WorkerStep) {
-        let mut arrays = TargetArrays {
+        let mut arrays = PassArrays {
             input_ids: &mut self.input_ids,
             positions: &mut self.positions,
             slots: &mut self.slots,

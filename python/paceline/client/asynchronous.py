@@ -1,0 +1,64 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+import grpc
+from grpc import aio
+
+from paceline.client.answers import Completion, Gathering, Piece, piece_of
+from paceline.client.errors import error_of
+from paceline.client.options import GenerationOptions, Prompt, metadata_of, request_of
+from paceline.v1.generation_pb2_grpc import GenerationStub
+
+
+class AsyncClient:
+    """A connection to one server's gRPC port, used in one event loop."""
+
+    def __init__(self, address: str, *, api_key: str | None = None, timeout_s: float | None = None) -> None:
+        """Connect to `address` (HOST:PORT) at the first call. Without `timeout_s` a call may take as long as it does."""
+        self._channel = aio.insecure_channel(address)
+        self._stub = GenerationStub(self._channel)
+        self._api_key = api_key
+        self._timeout_s = timeout_s
+
+    async def stream(self, prompt: Prompt, **options: Any) -> AsyncIterator[Piece]:
+        """The pieces of all choices as they come; closing the generator early aborts the request.
+
+        `options` are the fields of `GenerationOptions`. Raises a `PacelineError`.
+        """
+        chosen = GenerationOptions(**options)
+        request = request_of(prompt, chosen)
+        call = self._stub.Generate(request, metadata=metadata_of(self._api_key, chosen), timeout=self._timeout_s)
+        try:
+            async for response in call:
+                yield piece_of(response)
+        except grpc.RpcError as error:
+            raise error_of(error) from None
+        finally:
+            call.cancel()
+
+    async def generate_all(self, prompt: Prompt, **options: Any) -> list[Completion]:
+        """All `n` choices, whole. Raises a `PacelineError`."""
+        gathering = Gathering()
+        async for piece in self.stream(prompt, **options):
+            gathering.add(piece)
+        return gathering.whole()
+
+    async def generate(self, prompt: Prompt, **options: Any) -> Completion:
+        """The first choice, whole. Raises a `PacelineError`."""
+        return (await self.generate_all(prompt, **options))[0]
+
+    async def close(self) -> None:
+        """Drop the connection and every call on it."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        """Nothing is opened before the first call."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.close()
