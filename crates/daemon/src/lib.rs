@@ -16,6 +16,7 @@ mod say;
 mod serve;
 mod settings;
 mod signals;
+mod simulate;
 
 use crate::cli::Chosen;
 use crate::failure::Failure;
@@ -53,6 +54,7 @@ fn run(arguments: Vec<String>, python: Option<String>) -> Result<(), Failure> {
         Chosen::Chat(arguments) => clients::chat(arguments),
         Chosen::Bench(arguments) => clients::bench(&arguments),
         Chosen::Batch(arguments) => clients::batch(arguments),
+        Chosen::Simulate(arguments) => simulate::run(&arguments),
         Chosen::Prepare(passed) => Err(passthrough::run("paceline.weights.prepare", &passed.arguments, python)),
         Chosen::Worker(passed) => Err(passthrough::run("paceline.worker", &passed.arguments, python)),
     }

@@ -18,6 +18,9 @@ pub(crate) fn spec(id: u64, request: GenerateRequest) -> RequestSpec {
         pinned: request.dp_rank.map(DpRank::new),
         priority: request.priority,
         history: false,
+        cache_salt: Vec::new(),
+        skip_prefix_cache: false,
+        shares_prompt_with: None,
     }
 }
 

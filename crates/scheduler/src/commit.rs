@@ -3,7 +3,7 @@
 use paceline_plan::{DpRank, Epoch, RowReply, StepId, StepReply, TokenLogprobs};
 
 use crate::emit::SentRow;
-use crate::request::{Request, Slot};
+use crate::request::{Place, Request, Slot};
 use crate::{Error, RequestId, Scheduler};
 
 /// One token given to a request.
@@ -88,21 +88,44 @@ impl Scheduler {
             counters.drafts.drafts += 1;
             counters.drafts.draft_tokens += u64::from(sent.drafts);
             counters.drafts.accepted_tokens += u64::from(reply.accepted);
-            for count in &mut counters.drafts.accepted_per_position[..reply.accepted as usize] {
-                *count += 1;
-            }
+            let drafts = &mut counters.drafts;
+            drafts.accepted_per_position[..reply.accepted as usize].iter_mut().for_each(|count| *count += 1);
+            drafts.verified_per_position[..sent.drafts as usize].iter_mut().for_each(|count| *count += 1);
         }
         if !sent.samples {
+            self.publish(rank_index, slot);
             return None;
         }
         let (tokens, finished) = take_tokens(request, reply);
         counters.emitted_tokens += tokens.len() as u64;
         let id = request.id;
+        self.publish(rank_index, slot);
         if finished.is_some() {
             self.retire(rank_index, slot);
             self.finished += 1;
         }
         Some(Output { id, tokens, finished })
+    }
+
+    /// Rule 10: blocks whose every position holds a computed, accepted token enter the prefix cache.
+    fn publish(&mut self, rank_index: usize, slot: Slot) {
+        let Some(secret) = self.config.prefix_cache else { return };
+        let block_size = self.config.limits.block_size;
+        let request = &mut self.requests[slot];
+        let known = request.known();
+        let Place::Running(seated) = &mut request.place else { return };
+        let full = (seated.computed.min(known) / block_size) as usize;
+        if full <= seated.published {
+            return;
+        }
+        request.chain.extend(secret, &request.tokens[..full * block_size as usize], block_size);
+        let keys = request.chain.keys();
+        let cache = &mut self.ranks[rank_index].blocks.cache;
+        for index in seated.published..full {
+            let parent = index.checked_sub(1).map(|before| keys[before]);
+            cache.publish(seated.blocks[index], keys[index], parent);
+        }
+        seated.published = full;
     }
 
     /// Takes a running request off its rank and out of the table.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use paceline_plan::{DpRank, WorkerLimits};
 
-use crate::{Error, ShapeConfig, WithoutGraph};
+use crate::{CacheSecret, Error, Policies, ShapeConfig, WithoutGraph};
 
 /// How drafts are proposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,15 @@ pub enum Drafter {
     Ngram,
     /// A draft layer or model: an extend pass whenever the target runs, then single passes.
     Model,
+}
+
+/// k where a rank has up to so many running requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KByRows {
+    /// The most running requests of the group's largest rank.
+    pub rows_most: u32,
+    /// k of such a step.
+    pub k: u32,
 }
 
 /// How much may wait beyond what can start at once; nothing is no limit.
@@ -43,15 +52,39 @@ pub struct Config {
     pub k_verify_values: Vec<u32>,
     /// How drafts are proposed.
     pub drafter: Drafter,
+    /// Lm: layers of a model drafter, each with KV of its own; of no meaning for other drafters.
+    pub drafter_layers: u32,
+    /// k by the load of the group's largest rank, rows going up: the first entry that covers it, past the last one the
+    /// last one's. Empty: always `k`.
+    pub k_by_rows: Vec<KByRows>,
     /// How much may wait.
     pub queue: QueueLimits,
+    /// What the prefix cache's keys are made with; nothing switches the cache off.
+    pub prefix_cache: Option<CacheSecret>,
+    /// Blocks of a rank that no request may start with, so that those that run can grow.
+    pub watermark_blocks: u32,
+    /// Who runs when.
+    pub policies: Policies,
 }
 
 impl Config {
     /// Without speculation and queue limits.
-    pub const fn new(groups: Vec<Vec<DpRank>>, limits: WorkerLimits, shapes: ShapeConfig) -> Self {
+    pub fn new(groups: Vec<Vec<DpRank>>, limits: WorkerLimits, shapes: ShapeConfig) -> Self {
         let queue = QueueLimits { requests: None, tokens: None };
-        Self { groups, limits, shapes, k: 0, k_verify_values: Vec::new(), drafter: Drafter::None, queue }
+        Self {
+            groups,
+            limits,
+            shapes,
+            k: 0,
+            k_verify_values: Vec::new(),
+            drafter: Drafter::None,
+            drafter_layers: 1,
+            k_by_rows: Vec::new(),
+            queue,
+            prefix_cache: None,
+            watermark_blocks: 0,
+            policies: Policies::default(),
+        }
     }
 
     /// One lockstep group of ranks 0 to `ranks - 1`.
@@ -94,9 +127,16 @@ impl Config {
         is_single || self.k_verify_sorted().iter().any(|k| k + 1 == query_len)
     }
 
-    /// The allowed values of `k_verify`, going up, `k` last.
-    pub(crate) fn k_verify_sorted(&self) -> Vec<u32> {
+    /// Tokens past the end of a chunk that come with it, as far as they are known: what the drafter's layers need at
+    /// the chunk's last positions (rule 18).
+    pub fn lookahead(&self) -> u32 {
+        if self.drafter == Drafter::Model { self.drafter_layers } else { 0 }
+    }
+
+    /// The allowed values of `k_verify`, going up, `k` last: each verify width that steps can have, less one.
+    pub fn k_verify_sorted(&self) -> Vec<u32> {
         let mut values = self.k_verify_values.clone();
+        values.extend(self.k_by_rows.iter().map(|entry| entry.k));
         values.push(self.k);
         values.sort_unstable();
         values.dedup();
@@ -156,6 +196,15 @@ impl Config {
         at_most("k", self.limits.k_max.into(), self.k.into(), "workers are built for k_max drafts")?;
         for value in &self.k_verify_values {
             at_most("k_verify_values", self.k.into(), (*value).into(), "no more drafts than k exist")?;
+        }
+        if self.drafter == Drafter::Model {
+            at_least("drafter_layers", 1, self.drafter_layers.into(), "a model drafter has a layer")?;
+        }
+        let mut rows = 0;
+        for entry in &self.k_by_rows {
+            at_most("k of k_by_rows", self.k.into(), entry.k.into(), "k is the most drafts of any load")?;
+            at_least("rows_most of k_by_rows", rows + 1, entry.rows_most.into(), "rows go up")?;
+            rows = entry.rows_most.into();
         }
         Ok(())
     }

@@ -25,6 +25,15 @@ pub(crate) struct SentRow {
     pub(crate) samples: bool,
 }
 
+/// What workers are told beyond what every drafter needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    /// Every token, a prefix hit's included.
+    pub(crate) keep_history: bool,
+    /// Tokens past the end of a chunk.
+    pub(crate) lookahead: u32,
+}
+
 /// Makes a rank's part of the plan and marks its requests as in flight. `rows` are the rows that run; decode rows
 /// are `query_len` long when it is given (FULL), else as long as they need to be.
 pub(crate) fn rank_part(
@@ -32,7 +41,7 @@ pub(crate) fn rank_part(
     requests: &mut Requests,
     rows: &[Selected],
     query_len: Option<QueryLen>,
-    keep_history: bool,
+    told: Told,
     tick: u64,
 ) -> (RankPart, Vec<SentRow>) {
     let mut draft = RankDraft { dp_rank: rank.dp_rank, ..RankDraft::default() };
@@ -46,7 +55,7 @@ pub(crate) fn rank_part(
     rows.sort_by_key(|row| (!row.is_decode, requests[row.slot].on_seat().seat));
     for selected in &rows {
         let request = &mut requests[selected.slot];
-        tell(request, selected, keep_history, &mut draft);
+        tell(request, selected, told, &mut draft);
         let (row, sent_row) = row(request, selected, query_len);
         draft.rows.push(row);
         draft.decode_rows += u32::from(selected.is_decode);
@@ -63,19 +72,25 @@ fn checked(draft: RankDraft) -> RankPart {
     RankPart::new(draft).unwrap_or_else(|error| panic!("the scheduler's own plan, dp_rank {dp_rank}: {error}"))
 }
 
-/// Adds what the worker does not know yet: the request itself, this chunk's tokens, new blocks.
-fn tell(request: &mut Request, selected: &Selected, keep_history: bool, draft: &mut RankDraft) {
-    let (prompt_len, history) = (request.prompt_len, request.history || keep_history);
+/// Adds what the worker does not know yet: the request itself, this chunk's tokens and those that the drafter needs
+/// after it, new blocks.
+fn tell(request: &mut Request, selected: &Selected, told: Told, draft: &mut RankDraft) {
+    let (prompt_len, history) = (request.prompt_len, request.history || told.keep_history);
     let seated = request.on_seat();
     let (seat, generation) = (seated.seat, seated.generation);
     if !seated.told {
         let sampling = request.sampling.clone();
-        draft.admissions.push(Admission { seat, generation, prompt_len, computed: 0, adapter: 0, sampling, history });
+        let computed = seated.computed;
+        draft.admissions.push(Admission { seat, generation, prompt_len, computed, adapter: 0, sampling, history });
     }
     if !selected.is_decode {
-        let start = seated.computed;
-        let chunk = &request.tokens[start as usize..(start + selected.tokens) as usize];
-        draft.feeds.push(Feed { seat, start, tokens: chunk.to_vec().into() });
+        let start = if seated.told || history { seated.fed } else { seated.computed };
+        let end = (seated.computed + selected.tokens + told.lookahead).min(seated.prompt_end);
+        if end > start {
+            let tokens = request.tokens[start as usize..end as usize].to_vec().into();
+            draft.feeds.push(Feed { seat, start, tokens });
+            request.on_seat_mut().fed = end;
+        }
     }
     let seated = request.on_seat_mut();
     if seated.blocks_told < seated.blocks.len() {
@@ -109,6 +124,6 @@ fn row(request: &Request, selected: &Selected, query_len: Option<QueryLen>) -> (
         mask: Mask::None,
     };
     let samples = is_decode || ends_prompt;
-    let known = start + tokens;
+    let known = if is_decode { start + 1 } else { seated.fed };
     (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known, samples })
 }

@@ -2,12 +2,15 @@
 
 use paceline_plan::{DpRank, Epoch, GroupId, StepId};
 
+use crate::cache::CacheChange;
+use crate::keys::KeyChain;
 use crate::placement::load_tokens;
 use crate::planner::Group;
 use crate::queue::Queue;
 use crate::rank::Rank;
 use crate::request::{Place, Request, Requests};
 use crate::shape::ShapeRules;
+use crate::stats::RankCounters;
 use crate::{Config, Error, Explanation, RankStats, Refusal, RequestId, RequestSpec, Stats, check};
 
 /// Decides every step of every group.
@@ -40,7 +43,7 @@ impl Scheduler {
         let mut ranks: Vec<Rank> = Vec::new();
         let mut groups = Vec::with_capacity(config.groups.len());
         for (index, dp_ranks) in config.groups.iter().enumerate() {
-            ranks.extend(dp_ranks.iter().map(|dp_rank| Rank::new(*dp_rank, index, &config.limits, config.k)));
+            ranks.extend(dp_ranks.iter().map(|dp_rank| Rank::new(*dp_rank, index, &config)));
             groups.push(Group {
                 id: GroupId::new(index as u32),
                 dp_ranks: dp_ranks.clone(),
@@ -48,6 +51,8 @@ impl Scheduler {
                 epoch: Epoch::new(1),
                 step: StepId::default(),
                 tick: 0,
+                k_by_load: config.k,
+                prompts_held_steps: 0,
                 in_flight: None,
                 explanation: None,
             });
@@ -82,6 +87,11 @@ impl Scheduler {
         self.submitted += 1;
         let mut stop_token_ids = spec.stop_token_ids;
         stop_token_ids.sort_unstable();
+        let mut chain = KeyChain::default();
+        if let Some(secret) = self.config.prefix_cache {
+            chain = KeyChain::new(secret, &spec.cache_salt);
+            chain.extend(secret, &spec.prompt, self.config.limits.block_size);
+        }
         let slot = self.requests.insert(Request {
             id: spec.id,
             prompt_len: spec.prompt.len() as u32,
@@ -90,8 +100,14 @@ impl Scheduler {
             stop_token_ids,
             sampling: spec.sampling,
             pinned: spec.pinned,
-            priority: spec.priority,
+            priority: if self.config.policies.priority { spec.priority } else { 0 },
             history: spec.history,
+            skip_prefix_cache: spec.skip_prefix_cache,
+            shares_prompt_with: spec.shares_prompt_with,
+            chain,
+            cached_tokens: None,
+            preemptions: 0,
+            skips: 0,
             arrival: self.submitted,
             place: Place::Waiting { resumes: false },
         });
@@ -142,6 +158,7 @@ impl Scheduler {
                 }
             }
             rank.releases.clear();
+            rank.blocks.forget();
         }
         lost
     }
@@ -181,6 +198,11 @@ impl Scheduler {
         self.groups.get(group.get() as usize)?.in_flight.as_ref().map(|in_flight| in_flight.step)
     }
 
+    /// Most drafts of a row that a group's newest step could verify, by the load before it; k before the first step.
+    pub fn k_by_load(&self, group: GroupId) -> Option<u32> {
+        self.groups.get(group.get() as usize).map(|state| state.k_by_load)
+    }
+
     /// Why a group's newest step is what it is.
     pub fn explanation(&self, group: GroupId) -> Option<&Explanation> {
         self.groups.get(group.get() as usize)?.explanation.as_ref()
@@ -189,6 +211,27 @@ impl Scheduler {
     /// Where a request runs; nothing while it waits or when it does not live.
     pub fn dp_rank_of(&self, id: RequestId) -> Option<DpRank> {
         Some(self.requests[self.requests.find(id)?].seated()?.dp_rank)
+    }
+
+    /// Tokens that a live request read from the prefix cache when it first started; nothing before.
+    pub fn cached_tokens(&self, id: RequestId) -> Option<u32> {
+        self.requests[self.requests.find(id)?].cached_tokens
+    }
+
+    /// From now on, changes of every rank's prefix cache are kept until they are fetched.
+    pub fn subscribe_cache(&mut self) {
+        self.ranks.iter_mut().for_each(|rank| rank.blocks.cache.log.subscribe());
+    }
+
+    /// Changes of a rank's prefix cache since the last call, in order, and how many were missed after them because too
+    /// many had come. Nothing when the rank does not exist.
+    pub fn take_cache_changes(&mut self, dp_rank: DpRank) -> Option<(Vec<CacheChange>, u64)> {
+        self.ranks.get_mut(dp_rank.index()).map(|rank| rank.blocks.cache.log.take())
+    }
+
+    /// Forgets every cached prefix. Requests that run keep the blocks that they hold.
+    pub fn reset_prefix_cache(&mut self) {
+        self.ranks.iter_mut().for_each(|rank| rank.blocks.forget());
     }
 
     /// Counters and what is where now.
@@ -226,10 +269,11 @@ impl Scheduler {
         RankStats {
             dp_rank: rank.dp_rank,
             running: live.count() as u32,
-            blocks_used: rank.blocks.total() - rank.blocks.free(),
+            blocks_used: rank.blocks.held(),
+            blocks_cached: rank.blocks.cache.idle(),
             blocks_total: rank.blocks.total(),
             load_tokens: load_tokens(rank, &self.requests),
-            counters: rank.counters.clone(),
+            counters: RankCounters { blocks_evicted: rank.blocks.cache.evicted, ..rank.counters.clone() },
         }
     }
 

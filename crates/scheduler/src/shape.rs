@@ -5,21 +5,25 @@
 
 use paceline_plan::{Pass, PassKind, QueryLen, RankLoad, Rows, RowsPadded, Shape, Tokens, TokensPadded};
 
-use crate::{Config, Drafter, PaddingCounters, ShapeConfig, ShapeReason};
+use crate::{Config, Drafter, KByRows, PaddingCounters, ShapeConfig, ShapeReason};
 
 /// What shapes are decided by, fixed for the life of a scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapeRules {
     shapes: ShapeConfig,
     k: u32,
+    k_by_rows: Vec<KByRows>,
     /// Going up; the last is `k`.
     k_verify_values: Vec<u32>,
     drafter: Drafter,
+    drafter_layers: u32,
 }
 
 /// What one rank wants to run in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
+    /// Requests that run on the rank, with a row in this step or without: what k is chosen by.
+    pub running: u32,
     /// Decode rows.
     pub decode_rows: u32,
     /// Real drafts of all decode rows together.
@@ -79,14 +83,33 @@ impl ShapeRules {
         Self {
             shapes: config.shapes.clone(),
             k: config.k,
+            k_by_rows: config.k_by_rows.clone(),
             k_verify_values: config.k_verify_sorted(),
             drafter: config.drafter,
+            drafter_layers: config.drafter_layers,
         }
     }
 
     /// Largest verify width: what a decode row costs of the token budget.
     pub const fn query_len_max(&self) -> u32 {
         self.k + 1
+    }
+
+    /// k while the group's largest rank has `running` requests: the most drafts of a row that a step verifies.
+    pub fn k_by_load(&self, running: u32) -> u32 {
+        let covering = self.k_by_rows.iter().find(|entry| running <= entry.rows_most);
+        covering.or(self.k_by_rows.last()).map_or(self.k, |entry| entry.k)
+    }
+
+    /// Drafts proposed for each row that gives a token. A drafter of several layers proposes at least one for each,
+    /// since a layer's KV at the last position comes from the single pass that runs it there (rule 18).
+    pub fn k_draft(&self, running: u32) -> u32 {
+        let k = self.k_by_load(running);
+        match self.drafter {
+            Drafter::None => 0,
+            Drafter::Model if self.drafter_layers > 1 => k.max(self.drafter_layers.min(self.k)),
+            Drafter::Ngram | Drafter::Model => k,
+        }
     }
 
     /// The least allowed `k_verify` that covers the step's drafts.
@@ -159,8 +182,8 @@ pub fn decide(rules: &ShapeRules, demands: &[Demand]) -> Option<Decision> {
         .collect();
     let sampled = demands.iter().zip(&decode_rows_run).map(|(demand, rows)| rows + demand.sampled_prompt_rows);
     let sampled: Vec<u32> = sampled.collect();
-    let proposes = rules.drafter != Drafter::None && sampled.iter().any(|rows| *rows > 0);
-    let k_draft = if proposes { rules.k } else { 0 };
+    let running = demands.iter().map(|demand| demand.running).max().unwrap_or(0);
+    let k_draft = if sampled.iter().any(|rows| *rows > 0) { rules.k_draft(running) } else { 0 };
     let passes = passes(rules, shape, loads, &sampled, k_draft);
     Some(Decision { k_verify, k_draft, passes, decode_rows_run, reason })
 }

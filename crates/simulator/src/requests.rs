@@ -53,5 +53,8 @@ pub(crate) fn spec(index: u32, request: &TraceRequest, options: &Options) -> Req
         pinned,
         priority: request.priority,
         history: false,
+        cache_salt: Vec::new(),
+        skip_prefix_cache: false,
+        shares_prompt_with: None,
     }
 }

@@ -68,6 +68,9 @@ pub(crate) fn spec(id: u64, pinned: Option<u32>) -> Input {
         pinned: pinned.map(DpRank::new),
         priority: 0,
         history: false,
+        cache_salt: Vec::new(),
+        skip_prefix_cache: false,
+        shares_prompt_with: None,
     }))
 }
 

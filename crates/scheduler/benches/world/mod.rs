@@ -85,6 +85,9 @@ fn submit(scheduler: &mut Scheduler, id: u64, prompt: u32, max_new_tokens: u32, 
         pinned,
         priority: 0,
         history: false,
+        cache_salt: Vec::new(),
+        skip_prefix_cache: false,
+        shares_prompt_with: None,
     };
     scheduler.submit(spec).expect("fits");
 }

@@ -30,6 +30,7 @@ fn row_kinds(k: u32) -> Vec<Demand> {
 
 fn add(a: Demand, b: Demand) -> Demand {
     Demand {
+        running: 0,
         decode_rows: a.decode_rows + b.decode_rows,
         drafts: a.drafts + b.drafts,
         drafts_max: a.drafts_max.max(b.drafts_max),

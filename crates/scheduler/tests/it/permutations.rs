@@ -38,6 +38,9 @@ impl Side {
             pinned: Some(DpRank::new(self.order[rank] as u32)),
             priority,
             history: false,
+            cache_salt: Vec::new(),
+            skip_prefix_cache: false,
+            shares_prompt_with: None,
         };
         self.scheduler.submit(spec).is_ok()
     }

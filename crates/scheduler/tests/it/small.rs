@@ -252,6 +252,9 @@ impl Small {
             pinned: Some(DpRank::new(rank as u32)),
             priority: 0,
             history: false,
+            cache_salt: Vec::new(),
+            skip_prefix_cache: false,
+            shares_prompt_with: None,
         };
         self.scheduler.submit(spec).expect("the request fits");
         id

@@ -142,6 +142,9 @@ impl World {
             pinned: None,
             priority: 0,
             history: true,
+            cache_salt: Vec::new(),
+            skip_prefix_cache: false,
+            shares_prompt_with: None,
         }
     }
 
