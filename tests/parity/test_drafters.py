@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,3 +118,35 @@ def test_drafting_layers_that_are_not_there(tmp_path: Path) -> None:
     edit_config(tmp_path, num_nextn_predict_layers=2)
     with pytest.raises(WeightsError, match=r"no tensor model\.layers\.4\.input_layernorm"):
         PagedModel(tmp_path, drafter_layers=2)
+
+
+def test_generate_with_drafts_proposes_the_same_tokens(drafting, monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle, mtp, folder = drafting
+    layers = mtp.num_mtp_layers
+    proposals: list[tuple[list[int], list[int]]] = []
+    forward = MtpModel.forward
+
+    def spy(self: MtpModel, *args: Any, **kwargs: Any) -> Any:
+        known = kwargs["full_input_ids"][0].tolist()
+        result = forward(self, *args, **kwargs)
+        proposals.append((known, result[0][0].tolist()))
+        return result
+
+    monkeypatch.setattr(MtpModel, "forward", spy)
+    prompt = random_tokens(7, seed=5)
+    inputs = {"attention_mask": torch.ones(1, len(prompt)), "do_sample": False, "max_new_tokens": 16, "eos_token_id": None}
+    drafted = oracle.generate(torch.tensor([prompt]), use_mtp=True, **inputs)[0].tolist()
+    assert drafted == oracle.generate(torch.tensor([prompt]), **inputs)[0].tolist()
+    assert len(proposals) > 4
+    paged = PagedModel(folder, drafter_layers=layers)
+    drafter = paged.model.drafter
+    blocks = list(range(1, 10))
+    for known, proposed in proposals:
+        # The newest token has not been through the target; each layer is fed one token further than the last.
+        rows = [(known[:-1], 0, blocks)]
+        hidden = paged.hidden_states(rows)
+        ahead = known[1:]
+        for layer, token in enumerate(proposed, start=1):
+            hidden = paged.draft(layer, [(ahead, 0, blocks)], hidden)
+            assert int(drafter.logits(layer, hidden[0][-1:]).argmax()) == token
+            ahead = [*ahead[1:], token]

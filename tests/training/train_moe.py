@@ -20,7 +20,7 @@ from torch import Tensor
 
 from training import corpus, experts, model
 from training.acceptance import Acceptance, measure
-from training.folder import write_folder
+from training.folder import checkpoint, load_checkpoint, write_folder
 from training.optimizer import Optimizer
 from training.shape import Shape
 
@@ -40,17 +40,19 @@ class Phase:
     depth: int
 
 
+def cross_entropies(logits: list[Tensor], tokens: Tensor) -> list[Tensor]:
+    """The mean cross entropy of each entry of `logits`, of which entry i guesses the token i + 1 further on."""
+    length = logits[0].shape[1]
+    return [F.cross_entropy(values.flatten(0, 1), tokens[:, i + 1 : i + 1 + length].flatten()) for i, values in enumerate(logits)]
+
+
 def loss_of(network: model.Model, tokens: Tensor, depth: int) -> tuple[Tensor, list[Tensor]]:
     """The loss to minimise, and the mean cross entropies of the model and of each pass of the draft layer.
 
     `tokens` is [rows, length + depth + 1].
     """
     logits = network(tokens[:, :-1], depth)
-    length = logits[0].shape[1]
-    losses = [
-        F.cross_entropy(values.flatten(0, 1), tokens[:, index + 1 : index + 1 + length].flatten())
-        for index, values in enumerate(logits)
-    ]
+    losses = cross_entropies(logits, tokens)
     drafts = torch.stack(losses[1:]).mean() if depth else losses[0].new_zeros(())
     return losses[0] + _DRAFT_WEIGHT * drafts, losses
 
@@ -64,9 +66,9 @@ def rate_at(step: int, steps: int, peak: float) -> float:
 def held_out(network: model.Model, tokens: Tensor) -> tuple[list[float], list[float]]:
     """Cross entropies on `tokens` [rows, length + 4], and how often each draft pass's best token is the model's."""
     network.eval()
-    _, losses = loss_of(network, tokens, 3)
-    best = [values.argmax(-1) for values in network(tokens[:, :-1], 3)]
+    logits = network(tokens[:, :-1], 3)
     network.train()
+    losses, best = cross_entropies(logits, tokens), [values.argmax(-1) for values in logits]
     agreement = [(best[i][:, :-i] == best[0][:, i:]).float().mean().item() for i in (1, 2, 3)]
     return [loss.item() for loss in losses], agreement
 
@@ -185,7 +187,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="training.train_moe", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for the model, its log and the checkpoint")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--steps", type=int, nargs=3, default=[960, 270, 120], help="steps of the three phases")
+    parser.add_argument("--steps", type=int, nargs=2, default=[840, 230], help="steps of the two phases")
     parser.add_argument("--report-steps", type=int, default=100, help="steps between lines, checkpoints and exports")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     parser.add_argument("--compile", action="store_true", help="fuse small operations; needs a C++ compiler")
@@ -201,16 +203,19 @@ def main() -> None:
         model.rotate = torch.compile(model.rotate)
         experts.gated = torch.compile(experts.gated, dynamic=True)
         model.Norm.forward = torch.compile(model.Norm.forward)  # type: ignore[method-assign]
-    first, second, third = options.steps
-    # Short windows first, then further passes of the draft layer, at last windows as long as conversations.
-    phases = [Phase(first, 16, 256, 1), Phase(second, 16, 256, 3), Phase(third, 4, 1024, 1)]
+    first, second = options.steps
+    # Short windows first; then longer ones, and further passes of the draft layer.
+    phases = [Phase(first, 16, 256, 1), Phase(second, 8, 512, 3)]
     documents = corpus.training_documents()
     trainer = Trainer(options, Shape(), documents, phases)
     if options.resume:
         trainer.load(options.output / "training.pt")
+        say(options.output, f"resumed at step {trainer.step}")
     for line in _header(trainer, documents, trainer.tokenizer):
         say(options.output, line)
     train(trainer, options.output)
+    # As shipped: in bf16, which is also what the acceptance is measured in.
+    load_checkpoint(trainer.network, checkpoint(trainer.network, torch.bfloat16))
     trainer.network.eval()
     for name, temperature in (("greedy", 0.0), ("temperature 0.8", 0.8)):
         tell_acceptance(options.output, name, measure(trainer.network, trainer.tokenizer, temperature))

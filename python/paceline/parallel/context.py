@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import torch
 from torch import Tensor
 
+from paceline.parallel.collectives import Collectives
 from paceline.parallel.exchange import ExpertExchange, LocalExchange
+from paceline.parallel.shard import Shard
 
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One of `count` equal parts; `index` counts from 0."""
-
-    index: int
-    count: int
-
-    def range_of(self, size: int) -> range:
-        """The part of `0 .. size - 1` that is this shard's: contiguous, all of one size but the last, which may be short."""
-        width = -(-size // self.count)
-        return range(min(self.index * width, size), min((self.index + 1) * width, size))
+__all__ = ["Parallel", "Shard"]
 
 
 class Parallel:
-    """The workers of one rank, as its model sees them. This one is alone: every operation is the identity."""
+    """The workers of one rank, as its model sees them. Alone, every operation is the identity."""
 
-    def __init__(self, tp: Shard, exchange: ExpertExchange) -> None:
-        """Take the shard that the worker holds and the exchange that its MoE layers use."""
+    def __init__(self, tp: Shard, exchange: ExpertExchange, workers: Collectives | None = None) -> None:
+        """Take the shard that the worker holds, the exchange that its MoE layers use, and the tp workers of its rank."""
         self.tp = tp
         self.exchange = exchange
+        self._workers = workers
 
     @classmethod
     def single(cls, expert_count: int = 0) -> Parallel:
@@ -37,8 +28,10 @@ class Parallel:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of `x` over the tp workers; may reuse the memory of `x`."""
-        return x
+        return x if self._workers is None else self._workers.all_reduce(x)
 
     def all_gather_last(self, x: Tensor) -> Tensor:
-        """`x` of all tp workers, concatenated along the last axis in the order of their shards."""
-        return x
+        """`x [rows, columns]` of all tp workers, concatenated along the last axis in the order of their shards."""
+        if self._workers is None or self._workers.size == 1:
+            return x
+        return torch.cat(self._workers.all_gather(x).chunk(self._workers.size), dim=-1)

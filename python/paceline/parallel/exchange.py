@@ -1,4 +1,7 @@
-"""The exchange between MoE layers and experts: what it is given, and the one for a worker that holds every expert."""
+"""The exchange between MoE layers and experts: what it is given, and the kinds that bring no token to another worker.
+
+`spread` has the kinds that do.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+from paceline.parallel.collectives import Collectives
+from paceline.parallel.shard import Shard
 
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`experts(x [tokens, hidden], expert_ids int64 [tokens, top_k], weights fp32 [tokens, top_k]) -> [tokens, hidden]`: the
@@ -18,12 +24,18 @@ class PassTokens:
     """What an exchange must know about a pass before its first layer.
 
     `is_request` bool `[tokens that the network runs]`: False for padding and dummies, which go to no expert.
+    `tokens_per_rank` counts what each rank of the lockstep group runs, dummies included.
     """
 
     mode: str
     tokens_padded: int
     tokens_per_rank: tuple[int, ...]
     is_request: Tensor
+
+    @property
+    def exchanged(self) -> int:
+        """Tokens that every rank brings to an exchange, padding included: the same number on all of them (rule 6)."""
+        return max(self.tokens_per_rank) if self.mode == "eager" else self.tokens_padded
 
 
 class ExpertExchange(Protocol):
@@ -46,7 +58,7 @@ class LocalExchange:
     def __init__(self, expert_count: int) -> None:
         """Hold experts `0 .. expert_count - 1`."""
         self._held = range(expert_count)
-        self._is_request: Tensor | None = None
+        self._mask: Tensor | None = None
 
     @property
     def held(self) -> range:
@@ -55,10 +67,41 @@ class LocalExchange:
 
     def prepare(self, tokens: PassTokens) -> None:
         """Take the tokens of the next pass."""
-        self._is_request = None if bool(tokens.is_request.all()) else tokens.is_request.unsqueeze(1)
+        self._mask = padding_mask(tokens.is_request)
 
     def run(self, x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
         """Run the experts here; see `ExpertExchange.run`."""
-        if self._is_request is not None:
-            expert_ids = expert_ids.masked_fill(~self._is_request, -1)
-        return experts(x, expert_ids, weights)
+        return experts(x, without(self._mask, expert_ids), weights)
+
+
+class SharedTokensExchange:
+    """Experts are shared out among the tp workers of a rank, which all have its tokens: results are summed."""
+
+    def __init__(self, expert_count: int, workers: Collectives) -> None:
+        """Hold this worker's part of `expert_count` experts."""
+        self._held = Shard(workers.rank, workers.size).even_range_of(expert_count)
+        self._workers = workers
+        self._mask: Tensor | None = None
+
+    @property
+    def held(self) -> range:
+        """The experts held here."""
+        return self._held
+
+    def prepare(self, tokens: PassTokens) -> None:
+        """Take the tokens of the next pass."""
+        self._mask = padding_mask(tokens.is_request)
+
+    def run(self, x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+        """Run the experts here and add what the other workers' gave; see `ExpertExchange.run`."""
+        return self._workers.all_reduce(experts(x, without(self._mask, expert_ids), weights))
+
+
+def padding_mask(is_request: Tensor) -> Tensor | None:
+    """Bool `[tokens, 1]` of the tokens that go to no expert; `None` where there are none."""
+    return None if bool(is_request.all()) else ~is_request.unsqueeze(1)
+
+
+def without(mask: Tensor | None, expert_ids: Tensor) -> Tensor:
+    """Expert ids with -1 for masked tokens."""
+    return expert_ids if mask is None else expert_ids.masked_fill(mask, -1)

@@ -10,10 +10,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+_InOrder = tuple[
+    NDArray[np.int64],
+    NDArray[np.int64],
+    NDArray[np.int64],
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int64],
+]
+
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """What a target pass is given. Entries past the pass's padded size hold the pad value of their kind."""
+    """What a pass is given. Entries past the pass's padded size hold the pad value of their kind."""
 
     # Token ids, positions and KV write addresses (-1: none), int64 [token_capacity].
     input_ids: NDArray[np.int64]
@@ -43,3 +54,27 @@ class StepArrays:
             request_index=np.full(token_capacity, -1, np.int32),
             logits_index=np.full(token_capacity, -1, np.int64),
         )
+
+    def in_order(self) -> _InOrder:
+        """All of them, in the order that `_core` takes."""
+        return (
+            self.input_ids,
+            self.positions,
+            self.slots,
+            self.query_start_loc,
+            self.kv_lens,
+            self.block_table,
+            self.request_index,
+            self.logits_index,
+        )
+
+    def write_dummy(self, rows: int, query_len: int) -> None:
+        """Write `rows` rows of padding, `query_len` tokens each, as an idle rank's pass has them (rule 7)."""
+        for array, pad in ((self.input_ids, 0), (self.positions, 0), (self.slots, -1), (self.request_index, -1)):
+            array.fill(pad)
+        self.block_table.fill(0)
+        self.logits_index.fill(-1)
+        self.query_start_loc[: rows + 1] = np.arange(rows + 1) * query_len
+        self.query_start_loc[rows + 1 :] = rows * query_len
+        self.kv_lens[:rows] = query_len
+        self.kv_lens[rows:] = 0

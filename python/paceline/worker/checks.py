@@ -62,6 +62,8 @@ class Launch:
     rows_padded: int
     tokens_padded: int
     logits: int
+    # Drafter passes: how many positions before the row's own hold drafts, whose blocks it may lack (rule 18).
+    ahead: int = 0
 
     @property
     def is_full(self) -> bool:
@@ -191,7 +193,8 @@ class _Check:
         if not request_rows:
             return
         computed = self.arrays.kv_lens[:request_rows] - self.lens[:request_rows]
-        blocks = -(-computed // self.limits.block_size)
+        # Drafts may go on past the blocks; the tokens that they follow lie in some.
+        blocks = -(-(computed - max(0, self.launch.ahead - 1)) // self.limits.block_size)
         columns = int(blocks.max())
         missing = (table[:request_rows, :columns] == _NULL_BLOCK) & (np.arange(columns) < blocks[:, None])
         if missing.any():

@@ -14,6 +14,8 @@ import torch
 
 from paceline._core import PlanRefused
 from paceline.attention.contracts import Contract
+from paceline.parallel.collectives import PeerLostError
+from paceline.parallel.placement import Placement
 from paceline.v1.worker_pb2 import (
     AttentionContract,
     BindStore,
@@ -32,9 +34,10 @@ from paceline.v1.worker_pb2 import (
 )
 from paceline.worker.checks import LaunchRefusedError
 from paceline.worker.load import load
-from paceline.worker.lockstep import PeerLostError, ProcessGroups
+from paceline.worker.lockstep import ProcessGroups
 from paceline.worker.pulse import Pulse
 from paceline.worker.runner import Runner
+from paceline.worker.warmup import warm_up
 
 
 class Outlet(Protocol):
@@ -53,21 +56,28 @@ class Outlet(Protocol):
 class Execution:
     """A loaded model and the messages that it obeys. Used by the model thread only."""
 
-    def __init__(self, outlet: Outlet, pulse: Pulse, dp_rank: int, folder: Path, welcome: Welcome, threads: int) -> None:
-        """Load the model in `folder`, warm up every kind of step, and report `Loaded`."""
+    def __init__(
+        self, outlet: Outlet, pulse: Pulse, dp_rank: int, tp_rank: int, folder: Path, welcome: Welcome, threads: int
+    ) -> None:
+        """Load the model in `folder` and report `Loaded`; a worker without peers warms up before."""
         self._outlet = outlet
         self._pulse = pulse
-        self._groups = ProcessGroups()
+        self._dp_rank = dp_rank
+        self._tp_rank = tp_rank
+        self._settings = settings = welcome.settings
+        self._placement = Placement.of(dp_rank, welcome.group_dp_ranks, tp_rank, settings.tp_size)
+        self._groups = ProcessGroups(self._placement, pulse, settings.device)
         self._epoch: int | None = None
-        settings = welcome.settings
         torch.set_num_threads(threads)
         started = time.monotonic()
-        loaded = load(folder, dp_rank, welcome, self._progress)
-        self._runner = Runner(loaded, self._groups, pulse, dp_rank=dp_rank, is_lockstep=settings.lockstep)
-        self._warm_up(settings)
+        self._loaded = loaded = load(folder, dp_rank, welcome, self._groups, self._progress)
+        self._runner = Runner(loaded, pulse, dp_rank=dp_rank, is_lockstep=settings.lockstep)
+        if self._placement.world_size == 1:
+            self._warm_up()
         contract = loaded.backend.contract
+        dtype = str(loaded.dtype).removeprefix("torch.")
         self._outlet.log(
-            f"loaded in {time.monotonic() - started:.1f} s: {loaded.dtype} on {threads} threads, "
+            f"loaded in {time.monotonic() - started:.1f} s: {dtype} on {threads} threads, "
             f"{loaded.num_blocks} KV blocks of {settings.block_size}, attention contract {contract.name}"
         )
         self._outlet.send_control(
@@ -88,6 +98,9 @@ class Execution:
             self._outlet.send_control(ControlFromWorker(store_bound=StoreBound(epoch=message.epoch, host=host, port=port)))
         elif isinstance(message, Form):
             self._groups.form(message.epoch, message.host, message.port, message.world_size, message.world_rank)
+            if self._placement.world_size > 1:
+                # Only now can collectives run, and all workers run these before any of them is ready.
+                self._warm_up()
             self._runner.reset(message.epoch)
             self._epoch = message.epoch
             self._outlet.send_control(ControlFromWorker(formed=Formed(epoch=message.epoch)))
@@ -99,7 +112,7 @@ class Execution:
             # Refused before, or not formed: nothing may be launched.
             return
         try:
-            body = self._runner.execute(envelope)
+            done = self._runner.execute(envelope)
         except (PlanRefused, LaunchRefusedError) as refusal:
             self._refuse(envelope, refusal)
             return
@@ -109,7 +122,17 @@ class Execution:
             self._groups.close()
             self._outlet.log(f"step {envelope.step}: {lost}; waiting for the daemon")
             return
-        reply = Reply(group=envelope.group, epoch=envelope.epoch, step=envelope.step, digest=envelope.digest, body=body)
+        reply = Reply(
+            group=envelope.group,
+            epoch=envelope.epoch,
+            step=envelope.step,
+            digest=envelope.digest,
+            # The tp workers of a rank sample alike: one says what, the others that they did.
+            body=done.body if self._tp_rank == 0 else b"",
+            tokens_digest=done.tokens_digest,
+            passes=done.passes,
+            collectives=done.collectives,
+        )
         self._outlet.send_step(StepFromWorker(reply=reply))
         self._pulse.phase = "replied"
 
@@ -129,14 +152,10 @@ class Execution:
         self._groups.close()
         self._outlet.log(f"refused: {refusal}")
 
-    def _warm_up(self, settings: WorkerSettings) -> None:
-        """Run every kind of step once, so that no request pays for a first time (rule 8)."""
-        ladders = {ladder.query_len: list(ladder.rows) for ladder in settings.row_ladders}
-        for query_len, rows in ladders.items():
-            for row_count in {min(rows), max(rows)} if rows else ():
-                self._runner.warm_up(query_len, row_count, is_full=True)
-        for query_len in {1, *ladders}:
-            self._runner.warm_up(query_len, 1, is_full=False)
+    def _warm_up(self) -> None:
+        started = time.monotonic()
+        done = warm_up(self._loaded, self._settings, self._dp_rank, self._placement.dp_count)
+        self._outlet.log(f"warm-up in {time.monotonic() - started:.1f} s: {done.describe()}")
         self._progress("warming up", 1, 1)
 
     def _progress(self, stage: str, done: int, total: int) -> None:

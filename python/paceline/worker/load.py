@@ -18,14 +18,17 @@ from paceline.models.causal_lm import CausalLM
 from paceline.models.config import ModelConfig, load_model_config
 from paceline.models.kv_layout import kv_layout
 from paceline.models.registry import build_model
+from paceline.parallel.build import KINDS, OFF, build_parallel
 from paceline.parallel.context import Parallel
 from paceline.v1.worker_pb2 import Welcome, WorkerSettings
 from paceline.weights.loader import WeightReader
 from paceline.worker.arrays import StepArrays
 from paceline.worker.checks import LaunchLimits
+from paceline.worker.lockstep import ProcessGroups
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_DRAFTERS = ("", "none", "ngram")
+_MTP = "mtp"
+_DRAFTERS = ("", "none", "ngram", _MTP)
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -36,33 +39,37 @@ class UnusableSettingsError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """All that a step needs. `num_blocks` does not count the null block; `dtype` names what the model computes in."""
+    """All that a step needs. `num_blocks` does not count the null block; `dtype` is what the model computes in."""
 
     model: CausalLM
+    parallel: Parallel
+    groups: ProcessGroups
     backend: ReferenceAttention
     core: WorkerCore
     arrays: StepArrays
     limits: LaunchLimits
     num_blocks: int
-    dtype: str
+    dtype: torch.dtype
 
 
-def load(folder: Path, dp_rank: int, welcome: Welcome, on_progress: OnProgress) -> LoadedModel:
-    """Load the checkpoint in `folder` under the daemon's settings.
+def load(folder: Path, dp_rank: int, welcome: Welcome, groups: ProcessGroups, on_progress: OnProgress) -> LoadedModel:
+    """Load the checkpoint in `folder` under the daemon's settings: the shard of it that the place in `groups` asks for.
 
-    `on_progress` is told a stage, what is done and the total. Raises `UnusableSettingsError`, or the errors of config
-    and weights.
+    The groups need not be formed before the model runs. `on_progress` is told a stage, what is done and the total.
+    Raises `UnusableSettingsError`, or the errors of config and weights.
     """
     settings = welcome.settings
     config = load_model_config(folder)
     contract = check_settings(settings, config)
     dtype = compute_dtype(settings, config)
-    parallel = Parallel.single(config.expert_count)
-    layout = kv_layout(config, parallel.tp)
+    drafter_layers = settings.drafter_layers if settings.drafter == _MTP else 0
+    parallel = build_parallel(settings.expert_parallel or OFF, config.expert_count, groups.world, groups.workers)
+    layout = kv_layout(config, parallel.tp, drafter_layers)
     num_blocks = kv_block_count(settings, layout, dtype)
     on_progress("allocating KV cache", 0, 1)
     cache = KvCache(layout, block_count=num_blocks + 1, block_size=settings.block_size, dtype=dtype, device=settings.device)
-    model = _read_weights(folder, config, settings, dtype, parallel, f"dp{dp_rank}", on_progress)
+    reader = _Reading(folder, config, settings, dtype, parallel, drafter_layers)
+    model = reader.read(f"dp{dp_rank}", on_progress)
     core = WorkerCore(
         dp_rank=dp_rank,
         group_ranks=list(welcome.group_dp_ranks),
@@ -77,6 +84,7 @@ def load(folder: Path, dp_rank: int, welcome: Welcome, on_progress: OnProgress) 
         token_capacity=settings.token_capacity,
         k_max=settings.k_max,
         vocab_size=config.vocab_size,
+        drafter_layers=drafter_layers,
     )
     arrays = StepArrays.allocate(
         row_capacity=settings.row_capacity, token_capacity=settings.token_capacity, table_width=settings.table_width
@@ -88,9 +96,8 @@ def load(folder: Path, dp_rank: int, welcome: Welcome, on_progress: OnProgress) 
         block_count=num_blocks + 1,
         vocab_size=config.vocab_size,
     )
-    return LoadedModel(
-        model, ReferenceAttention(cache, contract), core, arrays, limits, num_blocks, str(dtype).removeprefix("torch.")
-    )
+    backend = ReferenceAttention(cache, contract)
+    return LoadedModel(model, parallel, groups, backend, core, arrays, limits, num_blocks, dtype)
 
 
 def compute_dtype(settings: WorkerSettings, config: ModelConfig) -> torch.dtype:
@@ -106,10 +113,14 @@ def check_settings(settings: WorkerSettings, config: ModelConfig) -> Contract:
         raise UnusableSettingsError(f"dtype {settings.dtype!r} is not supported; known are {', '.join(known)}")
     if settings.device != "cpu":
         raise UnusableSettingsError(f"device {settings.device!r} is not supported, only 'cpu'")
-    if settings.tp_size > 1:
-        raise UnusableSettingsError(f"tensor parallel size {settings.tp_size} is not supported, only 1")
+    if settings.expert_parallel not in ("", *KINDS):
+        raise UnusableSettingsError(f"expert parallelism {settings.expert_parallel!r} is not known; known are {', '.join(KINDS)}")
     if settings.drafter not in _DRAFTERS:
-        raise UnusableSettingsError(f"drafter {settings.drafter!r} is not supported, only 'ngram'")
+        raise UnusableSettingsError(f"drafter {settings.drafter!r} is not supported, only 'ngram' and 'mtp'")
+    if settings.drafter == _MTP and not 1 <= settings.drafter_layers <= config.drafter_layer_count:
+        raise UnusableSettingsError(
+            f"drafter 'mtp' with {settings.drafter_layers} layers: the model has {config.drafter_layer_count}"
+        )
     try:
         check_backend(settings.attention_backend)
         contract = find_contract(settings.attention_contract or settings.attention_backend)
@@ -144,24 +155,29 @@ def kv_block_count(settings: WorkerSettings, layout: KvLayout, dtype: torch.dtyp
     return int(min(affordable, settings.max_num_seqs * blocks_per_row))
 
 
-def _read_weights(
-    folder: Path,
-    config: ModelConfig,
-    settings: WorkerSettings,
-    dtype: torch.dtype,
-    parallel: Parallel,
-    name: str,
-    on_progress: OnProgress,
-) -> CausalLM:
-    stage = "loading weights"
-    with tqdm(desc=f"{name}: {stage}", unit="tensor", leave=False, disable=None) as bar:
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What is read of a checkpoint."""
 
-        def report(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-            # Ten messages a load are enough for people.
-            if done * 10 // total != (done - 1) * 10 // total:
-                on_progress(stage, done, total)
+    folder: Path
+    config: ModelConfig
+    settings: WorkerSettings
+    dtype: torch.dtype
+    parallel: Parallel
+    drafter_layers: int
 
-        with WeightReader(folder, dtype=dtype, device=settings.device, on_progress=report) as weights:
-            return build_model(config, weights, settings.max_model_len, parallel)
+    def read(self, name: str, on_progress: OnProgress) -> CausalLM:
+        """Read the weights, under a progress bar that begins with `name`."""
+        stage = "loading weights"
+        with tqdm(desc=f"{name}: {stage}", unit="tensor", leave=False, disable=None) as bar:
+
+            def report(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+                # Ten messages a load are enough for people.
+                if done * 10 // total != (done - 1) * 10 // total:
+                    on_progress(stage, done, total)
+
+            positions = self.settings.max_model_len
+            with WeightReader(self.folder, dtype=self.dtype, device=self.settings.device, on_progress=report) as weights:
+                return build_model(self.config, weights, positions, self.parallel, self.drafter_layers)

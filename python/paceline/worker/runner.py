@@ -1,170 +1,192 @@
-"""One step: decode and check the plan, fill the arrays, check them, run the passes, sample, reply.
+"""One step: decode and check the plan; per pass fill the arrays, check them, run the network; sample, draft, reply.
 
-It derives no shape. A real step, a dummy and a warm-up take the same path through `_forward`.
+It derives no shape. A real step, a dummy and a warm-up take the same path through `PassRunner`.
 """
 
 from __future__ import annotations
 
 import time
-from itertools import pairwise
+from dataclasses import dataclass
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from paceline._core import Pass, Step
-from paceline.attention.interface import AttentionBatch
 from paceline.v1.worker_pb2 import StepEnvelope
 from paceline.worker.checks import Launch, LaunchRefusedError, check_launch
+from paceline.worker.drafter_checks import Drafted, TargetCopy, check_extend, check_single
 from paceline.worker.load import LoadedModel
-from paceline.worker.lockstep import ProcessGroups
+from paceline.worker.passes import PassRunner
 from paceline.worker.pulse import Pulse
+
+# What the reply's timings are of, in order.
+_DECODE, _FILL, _FORWARD, _SAMPLE = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What came of a step: the reply's body, and what all tp workers of the rank must agree on."""
+
+    body: bytes
+    tokens_digest: int
+    passes: int
+    collectives: int
+
+
+class _Stopwatch:
+    """Time spent by kind of work, in microseconds."""
+
+    def __init__(self) -> None:
+        self._spent_ns = [0, 0, 0, 0]
+        self._last_ns = time.perf_counter_ns()
+
+    def lap(self, kind: int) -> None:
+        """Book the time since the last lap."""
+        now = time.perf_counter_ns()
+        self._spent_ns[kind] += now - self._last_ns
+        self._last_ns = now
+
+    @property
+    def timings_us(self) -> list[int]:
+        return [spent // 1000 for spent in self._spent_ns]
 
 
 class Runner:
-    """Executes plans on one rank, over buffers that are allocated once."""
+    """Executes plans on one worker, over buffers that are allocated once."""
 
-    def __init__(self, loaded: LoadedModel, groups: ProcessGroups, pulse: Pulse, *, dp_rank: int, is_lockstep: bool) -> None:
-        """Take what was loaded. With `is_lockstep`, ranks compare what they launch before each pass."""
-        self._model = loaded.model
-        self._backend = loaded.backend
+    def __init__(self, loaded: LoadedModel, pulse: Pulse, *, dp_rank: int, is_lockstep: bool) -> None:
+        """Take what was loaded. With `is_lockstep`, workers compare what they launch before each pass."""
+        self._loaded = loaded
         self._core = loaded.core
         self._arrays = loaded.arrays
         self._limits = loaded.limits
-        self._groups = groups
+        self._groups = loaded.groups
+        self._drafter = loaded.model.drafter
+        self._network = PassRunner(loaded)
         self._pulse = pulse
         self._dp_rank = dp_rank
         self._is_lockstep = is_lockstep
-        # The same memory as the arrays, seen by torch.
-        self._input_ids = torch.from_numpy(loaded.arrays.input_ids)
-        self._positions = torch.from_numpy(loaded.arrays.positions)
-        self._slots = torch.from_numpy(loaded.arrays.slots)
-        self._query_start_loc = torch.from_numpy(loaded.arrays.query_start_loc)
-        self._kv_lens = torch.from_numpy(loaded.arrays.kv_lens)
-        self._block_table = torch.from_numpy(loaded.arrays.block_table)
-        self._logits_index = torch.from_numpy(loaded.arrays.logits_index)
+
+    @property
+    def network(self) -> PassRunner:
+        """What runs single passes."""
+        return self._network
 
     def reset(self, epoch: int) -> None:
         """Start an epoch: every seat is void."""
         self._core.reset(epoch)
         self._pulse.step = 0
 
-    def execute(self, envelope: StepEnvelope) -> bytes:
-        """Execute one plan; gives the reply's body.
+    def execute(self, envelope: StepEnvelope) -> Executed:
+        """Execute one plan.
 
-        Raises `PlanRefused` or `LaunchRefusedError` for a plan that breaks a rule. After that nothing more may run in
-        the epoch.
+        Raises `PlanRefused` or `LaunchRefusedError` for a plan that breaks a rule, `PeerLostError`. After that nothing
+        more may run in the epoch.
         """
-        started = time.perf_counter_ns()
+        watch = _Stopwatch()
         self._pulse.step, self._pulse.pass_index, self._pulse.phase = envelope.step, 0, "received"
         step = self._core.begin(
             envelope.group, envelope.epoch, envelope.step, envelope.digest, envelope.group_part, envelope.rank_part
         )
-        decoded = time.perf_counter_ns()
+        watch.lap(_DECODE)
         collectives_before = self._groups.collectives
-        target = self._only_pass(step)
-        launch = self._fill(step, target)
-        self._backend.cache.copy_blocks(step.block_copies)
-        self._backend.cache.zero_blocks(step.block_zeroings)
-        filled = time.perf_counter_ns()
-        if self._is_lockstep and self._groups.world_size > 1:
-            self._groups.compare(self._dp_rank, step.step, target.index, target.rows_padded, target.tokens_padded)
-        self._pulse.phase = "launched"
-        logits = self._forward(launch)
-        launched = time.perf_counter_ns()
+        passes = self._expected_passes(step)
+        target = passes[0]
+        launch = self._launch(step, target, self._core.fill_target(step, *self._arrays.in_order()))
+        kept = TargetCopy.of(launch, self._arrays) if self._drafter else None
+        cache = self._loaded.backend.cache
+        cache.copy_blocks(step.block_copies)
+        cache.zero_blocks(step.block_zeroings)
+        watch.lap(_FILL)
+        self._enter(step, target)
+        hidden = self._network.target(launch, tuple(target.tokens_per_rank))
+        logits = self._network.logits(hidden, launch.logits)
+        watch.lap(_FORWARD)
         self._core.sample(step, logits)
-        self._core.propose_ngram(step)
+        if kept is None:
+            self._core.propose_ngram(step)
+        watch.lap(_SAMPLE)
+        if kept is not None:
+            self._draft(step, passes, kept, hidden, watch)
         self._pulse.phase = "sampled"
-        sampled = time.perf_counter_ns()
-        marks = (started, decoded, filled, launched, sampled)
-        timings_us = [(end - begin) // 1000 for begin, end in pairwise(marks)]
         collectives = self._groups.collectives - collectives_before
-        self._pulse.collectives = self._groups.collectives
-        return self._core.reply(step, timings_us, collectives)
+        body = self._core.reply(step, watch.timings_us, collectives)
+        return Executed(body, self._core.tokens_digest, len(passes), collectives)
 
-    def warm_up(self, query_len: int, rows: int, *, is_full: bool) -> None:
-        """Run a dummy of `rows` rows of `query_len` tokens, as the plan of an idle rank would."""
-        arrays = self._arrays
-        tokens = rows * query_len
-        arrays.query_start_loc[: rows + 1] = np.arange(rows + 1) * query_len
-        arrays.query_start_loc[rows + 1 :] = tokens
-        arrays.kv_lens[:rows] = query_len
-        arrays.kv_lens[rows:] = 0
-        launch = Launch(
-            dp_rank=self._dp_rank,
-            step=0,
-            mode="full" if is_full else "eager",
-            query_len=query_len if is_full else 0,
-            rows=1,
-            tokens=query_len,
-            is_dummy=True,
-            rows_padded=rows,
-            tokens_padded=tokens,
-            logits=0,
-        )
-        if is_full or rows == 1:
-            check_launch(launch, arrays, self._limits, self._backend.contract)
-        hidden_states = self._hidden_states(launch)
-        # A dummy asks for no logits; the output head is a kind of launch of its own.
-        self._model.logits(hidden_states[:1])
-
-    def _only_pass(self, step: Step) -> Pass:
-        """The target pass. A plan with drafter passes is for a worker that has a drafter network."""
+    def _expected_passes(self, step: Step) -> list[Pass]:
+        """The step's passes. Those of a drafter are for a worker that has its network, which has one in every step."""
         passes = step.passes
-        if len(passes) != 1:
-            raise LaunchRefusedError(
-                "rule 2", "passes of a worker without a drafter network", 1, len(passes), self._dp_rank, step.step
-            )
-        return passes[0]
+        kinds = ["extend"] + ["single"] * max(0, step.k_draft - 1) if self._drafter else []
+        if len(passes) != 1 + len(kinds):
+            what = "passes of a worker with a drafter network" if kinds else "passes of a worker without a drafter network"
+            raise LaunchRefusedError("rule 2", what, 1 + len(kinds), len(passes), self._dp_rank, step.step)
+        for planned, kind in zip(passes[1:], kinds, strict=True):
+            if planned.kind != kind:
+                raise LaunchRefusedError("rule 2", f"pass {planned.index} is {kind}", 1, 0, self._dp_rank, step.step)
+        return passes
 
-    def _fill(self, step: Step, target: Pass) -> Launch:
-        arrays = self._arrays
-        logits = self._core.fill_target(
-            step,
-            arrays.input_ids,
-            arrays.positions,
-            arrays.slots,
-            arrays.query_start_loc,
-            arrays.kv_lens,
-            arrays.block_table,
-            arrays.request_index,
-            arrays.logits_index,
-        )
+    def _draft(self, step: Step, passes: list[Pass], target: TargetCopy, hidden: Tensor, watch: _Stopwatch) -> None:
+        """Extend the drafter's context by the target's tokens, then propose drafts one after another."""
+        assert self._drafter is not None
+        previous, drafted = self._extend(step, passes[1], target, hidden, watch)
+        layers = self._drafter.layer_count
+        if step.k_draft:
+            self._propose(step, 1, previous, len(drafted.rows), watch)
+        for index, planned in enumerate(passes[2:], start=2):
+            rows = self._core.fill_single(step, index, *self._arrays.in_order())
+            launch = self._launch(step, planned, rows, is_dummy=not rows, ahead=max(0, index - layers))
+            check_single(launch, self._arrays, target, drafted, self._limits.max_model_len)
+            watch.lap(_FILL)
+            self._enter(step, planned)
+            layer = min(index, layers)
+            fed = self._network.padded(previous, launch)
+            hidden = self._network.drafter(layer, launch, tuple(planned.tokens_per_rank), fed)
+            previous = self._network.wanted(hidden, rows)
+            self._propose(step, layer, previous, rows, watch)
+
+    def _extend(self, step: Step, planned: Pass, target: TargetCopy, hidden: Tensor, watch: _Stopwatch) -> tuple[Tensor, Drafted]:
+        """Run every layer over the target's rows; gives the first one's output where rows sampled, and where that is."""
+        assert self._drafter is not None
+        first: tuple[Tensor, Drafted] | None = None
+        for layer in range(1, self._drafter.layer_count + 1):
+            rows = self._core.fill_extend(step, layer, *self._arrays.in_order())
+            launch = self._launch(step, planned, rows)
+            drafted = check_extend(launch, self._arrays, target, layer)
+            watch.lap(_FILL)
+            if layer == 1:
+                self._enter(step, planned)
+            hidden = self._network.drafter(layer, launch, tuple(planned.tokens_per_rank), hidden)
+            if first is None:
+                first = self._network.wanted(hidden, rows), drafted
+            watch.lap(_FORWARD)
+        assert first is not None, "a drafter has at least one layer"
+        return first
+
+    def _propose(self, step: Step, layer: int, previous: Tensor, rows: int, watch: _Stopwatch) -> None:
+        logits = self._network.draft_logits(layer, previous, rows)
+        watch.lap(_FORWARD)
+        self._core.propose(step, logits)
+        watch.lap(_SAMPLE)
+
+    def _launch(self, step: Step, planned: Pass, logits: int, *, is_dummy: bool | None = None, ahead: int = 0) -> Launch:
+        """What the plan says of a pass whose arrays are filled; checked against them."""
         launch = Launch(
             dp_rank=self._dp_rank,
             step=step.step,
-            mode=target.mode,
-            query_len=target.q,
-            rows=target.rows,
-            tokens=target.tokens,
-            is_dummy=step.is_dummy,
-            rows_padded=target.rows_padded,
-            tokens_padded=target.tokens_padded,
+            mode=planned.mode,
+            query_len=planned.q,
+            rows=planned.rows,
+            tokens=planned.tokens,
+            is_dummy=step.is_dummy if is_dummy is None else is_dummy,
+            rows_padded=planned.rows_padded,
+            tokens_padded=planned.tokens_padded,
             logits=logits,
+            ahead=ahead,
         )
-        check_launch(launch, arrays, self._limits, self._backend.contract)
+        check_launch(launch, self._arrays, self._limits, self._loaded.backend.contract)
         return launch
 
-    def _forward(self, launch: Launch) -> NDArray[np.float32]:
-        """Run the target; gives the logits that the plan asks for, `[logits, vocabulary]`."""
-        hidden_states = self._hidden_states(launch)
-        if not launch.logits:
-            return np.empty((0, self._limits.vocab_size), np.float32)
-        wanted = hidden_states.index_select(0, self._logits_index[: launch.logits])
-        logits: NDArray[np.float32] = self._model.logits(wanted).numpy()
-        return logits
-
-    def _hidden_states(self, launch: Launch) -> torch.Tensor:
-        rows, tokens, inputs = launch.attention_rows, launch.attention_tokens, launch.input_tokens
-        self._backend.prepare(
-            AttentionBatch(
-                rows=rows,
-                tokens=tokens,
-                uniform_query_len=launch.query_len,
-                query_start_loc=self._query_start_loc[: rows + 1],
-                kv_lens=self._kv_lens[:rows],
-                block_table=self._block_table[:rows],
-                slots=self._slots[:inputs],
-            )
-        )
-        return self._model.hidden_states(self._input_ids[:inputs], self._positions[:inputs], self._backend)
+    def _enter(self, step: Step, planned: Pass) -> None:
+        """Compare with the other workers where that is wanted, and say how far this one is."""
+        if self._is_lockstep:
+            self._groups.compare(self._dp_rank, step.step, planned.index, planned.rows_padded, planned.tokens_padded)
+        self._pulse.pass_index, self._pulse.phase = planned.index, "launched"

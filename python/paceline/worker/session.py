@@ -216,13 +216,16 @@ class Session:
 
     def _load(self, welcome: Welcome) -> Execution:
         settings = welcome.settings
-        threads = thread_count(settings.threads, settings.dp_size)
-        pin_this_thread(self._options.dp_rank, settings.dp_size, threads)
+        tp_size = max(1, settings.tp_size)
+        workers = settings.dp_size * tp_size
+        threads = thread_count(settings.threads, workers)
+        pin_this_thread(self._options.dp_rank * tp_size + self._options.tp_rank, workers, threads)
         prepare_environment(threads)
         # Only now: torch takes seconds to import, and a worker that is refused needs none of it.
         from paceline.worker.execution import Execution
 
-        return Execution(self, self._pulse, self._options.dp_rank, self._options.model, welcome, threads)
+        options = self._options
+        return Execution(self, self._pulse, options.dp_rank, options.tp_rank, options.model, welcome, threads)
 
     def _fail(self, error: Exception) -> None:
         """Say what failed, to the daemon and to people, and end."""

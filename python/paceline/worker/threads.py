@@ -1,7 +1,7 @@
-"""How many CPU threads a rank computes with, and on which cores.
+"""How many CPU threads a worker computes with, and on which cores.
 
-Ranks of one machine get disjoint cores: two ranks on one core are slower than one rank alone, and torch's default is
-all cores for each.
+Workers of one machine get disjoint cores: two on one core are slower than one alone, and torch's default is all cores
+for each.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 
 
-def thread_count(configured: int, dp_size: int) -> int:
-    """Threads of one rank: as configured, else an equal share of the cores this process may use, at least 1."""
-    return configured or max(1, len(os.sched_getaffinity(0)) // max(1, dp_size))
+def thread_count(configured: int, workers: int) -> int:
+    """Threads of one worker of `workers`: as configured, else an equal share of this process's cores, at least 1."""
+    return configured or max(1, len(os.sched_getaffinity(0)) // max(1, workers))
 
 
 def prepare_environment(threads: int) -> None:
@@ -23,13 +23,13 @@ def prepare_environment(threads: int) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def pin_this_thread(dp_rank: int, dp_size: int, threads: int) -> None:
-    """Keep the calling thread, and the compute threads it will start, on this rank's cores.
+def pin_this_thread(index: int, workers: int, threads: int) -> None:
+    """Keep the calling thread, and the compute threads it will start, on the cores of worker `index` of `workers`.
 
-    Does nothing when the ranks together want more cores than there are.
+    Does nothing when the workers together want more cores than there are.
     """
     cores = sorted(os.sched_getaffinity(0))
-    if threads * dp_size > len(cores):
+    if threads * workers > len(cores):
         return
     # 0 names the calling thread, not the process: receiving and heartbeats stay free to run anywhere.
-    os.sched_setaffinity(0, cores[dp_rank * threads : (dp_rank + 1) * threads])
+    os.sched_setaffinity(0, cores[index * threads : (index + 1) * threads])

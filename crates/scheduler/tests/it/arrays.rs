@@ -62,6 +62,19 @@ impl Arrays {
 
     /// Fills the arrays and checks nothing.
     pub(crate) fn fill(&mut self, table: &SeatTable, step: &WorkerStep) {
+        self.logits = self.fill_with(|arrays, extent| fill_target(table, step, arrays, extent));
+    }
+
+    /// Rows and tokens of the newest pass.
+    pub(crate) const fn extent(&self) -> (usize, usize) {
+        (self.extent.rows, self.extent.tokens)
+    }
+
+    /// Fills the arrays with a pass; how many logits it wants.
+    pub(crate) fn fill_with(
+        &mut self,
+        fill: impl FnOnce(&mut PassArrays<'_>, &mut Extent) -> Result<usize, paceline_plan::Error>,
+    ) -> usize {
         let mut arrays = PassArrays {
             input_ids: &mut self.input_ids,
             positions: &mut self.positions,
@@ -72,10 +85,10 @@ impl Arrays {
             request_index: &mut self.request_index,
             logits_index: &mut self.logits_index,
         };
-        let filled = fill_target(table, step, &mut arrays, &mut self.extent);
-        self.logits = filled.expect("the arrays have the capacity of the limits");
+        let logits = fill(&mut arrays, &mut self.extent).expect("the arrays have the capacity of the limits");
         let Extent { rows, tokens } = self.extent;
         self.touched = Extent { rows: rows.max(self.touched.rows), tokens: tokens.max(self.touched.tokens) };
+        logits
     }
 }
 

@@ -62,7 +62,7 @@ pub(crate) fn check_plan(plan: &StepPlan, scheduler: &Scheduler) {
 /// rank that holds a running request back.
 fn check_use_of_budget(scheduler: &Scheduler, plan: &StepPlan) {
     let config = scheduler.config();
-    let query_len = 1 + config.k;
+    let query_len = 1 + scheduler.k_by_load(plan.group().group()).expect("the group exists");
     let explanation = scheduler.explanation(plan.group().group()).expect("a planned step is explained");
     for (rank, part) in explanation.ranks.iter().zip(plan.ranks()) {
         let of_ladder = rank.held.iter().filter(|(_, reason)| *reason == HeldReason::Ladder).count() as u32;

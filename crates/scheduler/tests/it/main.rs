@@ -5,6 +5,7 @@ mod arrays;
 mod balance;
 mod blocks;
 mod checks;
+mod drafting;
 mod exhaustive;
 mod kernels;
 mod life;

@@ -21,7 +21,8 @@ impl Side {
     fn new(config: Config, order: Vec<usize>) -> Self {
         let dp_ranks = config.groups[0].clone();
         let workers = dp_ranks.iter().map(|dp_rank| {
-            let mut table = SeatTable::new(config.limits, *dp_rank, dp_ranks.clone()).expect("in the group");
+            let table = SeatTable::new(config.limits, *dp_rank, dp_ranks.clone()).expect("in the group");
+            let mut table = table.with_drafter_layers(config.lookahead());
             table.reset(Epoch::new(1));
             table
         });

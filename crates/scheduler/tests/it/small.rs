@@ -116,7 +116,8 @@ impl Small {
         let limits = config.limits;
         let dp_ranks = config.groups[0].clone();
         let workers = dp_ranks.iter().map(|dp_rank| {
-            let mut table = SeatTable::new(limits, *dp_rank, dp_ranks.clone()).expect("the rank is in its group");
+            let table = SeatTable::new(limits, *dp_rank, dp_ranks.clone()).expect("the rank is in its group");
+            let mut table = table.with_drafter_layers(config.lookahead());
             table.reset(paceline_plan::Epoch::new(1));
             table
         });

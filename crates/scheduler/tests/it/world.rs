@@ -9,6 +9,7 @@ use paceline_scheduler::{Config, Drafter, Finish, Output, Refusal, RequestId, Re
 
 use crate::arrays::Arrays;
 use crate::checks::check_plan;
+use crate::drafting::{Drafting, Known};
 
 /// splitmix64: small, seeded, the same everywhere.
 #[derive(Clone, Debug)]
@@ -81,6 +82,8 @@ pub(crate) struct World {
     pub(crate) workers: Vec<SeatTable>,
     /// What each worker's kernels would be given, by rank.
     pub(crate) arrays: Vec<Arrays>,
+    /// Each worker's drafter, by rank, where it has KV of its own.
+    pub(crate) drafting: Vec<Drafting>,
     /// Each worker's newest step, by rank.
     pub(crate) latest: Vec<Option<WorkerStep>>,
     pub(crate) random: Random,
@@ -108,7 +111,8 @@ impl World {
         let mut workers: Vec<(DpRank, SeatTable)> = Vec::new();
         for group in &config.groups {
             for dp_rank in group {
-                let mut worker = SeatTable::new(limits, *dp_rank, group.clone()).expect("the rank is in its group");
+                let worker = SeatTable::new(limits, *dp_rank, group.clone()).expect("the rank is in its group");
+                let mut worker = worker.with_drafter_layers(config.lookahead());
                 worker.reset(paceline_plan::Epoch::new(1));
                 workers.push((*dp_rank, worker));
             }
@@ -116,6 +120,7 @@ impl World {
         workers.sort_by_key(|(dp_rank, _)| *dp_rank);
         Self {
             arrays: workers.iter().map(|_| Arrays::new(&limits)).collect(),
+            drafting: workers.iter().map(|(_, worker)| Drafting::new(worker)).collect(),
             latest: vec![None; workers.len()],
             scheduler: Scheduler::new(config).expect("a correct configuration"),
             workers: workers.into_iter().map(|(_, worker)| worker).collect(),
@@ -191,7 +196,12 @@ impl World {
                 .unwrap_or_else(|error| panic!("worker {dp_rank} refuses: {error}"));
             assert_eq!(step.group, *plan.group(), "every rank has the same passes");
             self.arrays[dp_rank.index()].fill_and_check(&self.workers[dp_rank.index()], &step);
-            let outcomes = self.execute(dp_rank, &step, &mut traced);
+            let mut outcomes = self.execute(dp_rank, &step, &mut traced);
+            if self.scheduler.config().drafter == Drafter::Model {
+                self.draft(dp_rank, &step, &mut outcomes);
+            } else {
+                self.look_up_drafts(dp_rank, &step, &mut outcomes);
+            }
             let reply = self.workers[dp_rank.index()].commit(&step, outcomes).expect("outcomes fit their rows");
             assert_eq!(reply.passes as usize, plan.group().passes().len());
             self.latest[dp_rank.index()] = Some(step);
@@ -205,7 +215,7 @@ impl World {
 
     fn execute(&mut self, dp_rank: DpRank, step: &WorkerStep, traced: &mut BTreeSet<RequestId>) -> Vec<RowOutcome> {
         let mut outcomes = Vec::new();
-        for row in step.rank.rows() {
+        for (index, row) in step.rank.rows().iter().enumerate() {
             let state = self.workers[dp_rank.index()].seat(row.seat).expect("the row's seat is taken").clone();
             let id = RequestId(u64::from_le_bytes(state.sampling().try_into().expect("eight bytes")));
             traced.insert(id);
@@ -215,14 +225,75 @@ impl World {
             assert_eq!(state.tokens(), &known[..state.known() as usize], "request {id}: what the worker was told");
             assert!(live.spec.pinned.is_none_or(|pinned| pinned == dp_rank), "request {id} runs where it is pinned");
             assert!(!live.aborted, "request {id} is in a plan after its abort");
-            let is_last = state.known() as usize == known.len();
+            let is_decode = index < step.rank.decode_rows() as usize;
+            let is_last = is_decode || (state.computed() + row.query_len.get()) as usize == known.len();
             assert_eq!(row.logits == LogitsWanted::None, !is_last, "request {id}: logits where all is known");
-            outcomes.push(self.outcome(&state, row, step.group.k_draft()));
+            outcomes.push(self.outcome(&state, row));
         }
         outcomes
     }
 
-    fn outcome(&mut self, state: &SeatState, row: &Row, k_draft: u32) -> RowOutcome {
+    /// Drafts without a pass, as an n-gram drafter makes them: not always as many as it may.
+    fn look_up_drafts(&mut self, dp_rank: DpRank, step: &WorkerStep, outcomes: &mut [RowOutcome]) {
+        for (row, outcome) in step.rank.rows().iter().zip(outcomes) {
+            if outcome.emitted.is_empty() {
+                continue;
+            }
+            let mut history = self.workers[dp_rank.index()].seat(row.seat).expect("a taken seat").tokens().to_vec();
+            history.extend_from_slice(&outcome.emitted);
+            for _ in 0..self.drafts_found(step.group.k_draft()) {
+                outcome.proposed.push(self.one_draft(&mut history));
+            }
+        }
+    }
+
+    /// Drafts by a drafter with KV, pass by pass. It gives all that are asked for; a worker may still report fewer.
+    fn draft(&mut self, dp_rank: DpRank, step: &WorkerStep, outcomes: &mut [RowOutcome]) {
+        let table = self.workers[dp_rank.index()].clone();
+        let rows = step.rank.rows().iter().enumerate().zip(outcomes.iter());
+        let known = rows.map(|((index, row), outcome)| {
+            let state = table.seat(row.seat).expect("the row's seat is taken");
+            let live = &self.requests[&RequestId(u64::from_le_bytes(state.sampling().try_into().expect("8 bytes")))];
+            let tokens = [&live.spec.prompt[..], &live.emitted, &outcome.emitted].concat();
+            Known { row, state, is_decode: index < step.rank.decode_rows() as usize, tokens }
+        });
+        let known: Vec<Known<'_>> = known.collect();
+        let (drafting, k_draft) = (dp_rank.index(), step.group.k_draft());
+        self.drafting[drafting].extend(&table, step, outcomes, &known, &self.arrays[drafting]);
+        let mut histories: Vec<Vec<u32>> = known.iter().map(|known| known.tokens.clone()).collect();
+        for index in 1..=k_draft {
+            if index > 1 {
+                self.drafting[drafting].single(&table, step, index, outcomes, &known);
+            }
+            for (outcome, history) in outcomes.iter_mut().zip(&mut histories) {
+                if !outcome.emitted.is_empty() {
+                    outcome.proposed.push(self.one_draft(history));
+                }
+            }
+        }
+        for outcome in outcomes.iter_mut().filter(|outcome| !outcome.emitted.is_empty()) {
+            outcome.proposed.truncate(self.drafts_found(k_draft) as usize);
+        }
+    }
+
+    fn drafts_found(&mut self, k_draft: u32) -> u32 {
+        match self.propose_permille {
+            0 => 0,
+            permille if self.random.chance(permille) => k_draft,
+            _ => self.random.below(k_draft + 1),
+        }
+    }
+
+    fn one_draft(&mut self, history: &mut Vec<u32>) -> u32 {
+        let vocab_size = self.scheduler.config().limits.vocab_size;
+        let token = next_token(history, vocab_size);
+        let is_right = self.random.chance(self.accept_permille);
+        let draft = if is_right { token } else { (token + 1) % vocab_size };
+        history.push(draft);
+        draft
+    }
+
+    fn outcome(&self, state: &SeatState, row: &Row) -> RowOutcome {
         let vocab_size = self.scheduler.config().limits.vocab_size;
         let mut outcome = RowOutcome::default();
         if row.logits == LogitsWanted::None {
@@ -239,18 +310,6 @@ impl World {
                 break;
             }
             outcome.accepted += 1;
-        }
-        let count = match self.propose_permille {
-            0 => 0,
-            permille if self.random.chance(permille) => k_draft,
-            _ => self.random.below(k_draft + 1),
-        };
-        for _ in 0..count {
-            let token = next_token(&history, vocab_size);
-            let is_right = self.random.chance(self.accept_permille);
-            let draft = if is_right { token } else { (token + 1) % vocab_size };
-            outcome.proposed.push(draft);
-            history.push(draft);
         }
         outcome
     }
