@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use paceline_engine::ModelSettings;
 use paceline_fleet::{Config as FleetConfig, Deadlines};
 use paceline_plan::WorkerLimits;
-use paceline_scheduler::{Drafter, QueueLimits, ShapeConfig};
+use paceline_scheduler::{Drafter, Policies, QueueLimits, ShapeConfig};
 use serde::Deserialize;
 
 use crate::Failure;
@@ -189,6 +189,8 @@ impl Settings {
             k,
             drafter: if self.speculation.is_some() { Drafter::Ngram } else { Drafter::None },
             queue: QueueLimits { requests: self.flags.max_num_queued_reqs, tokens: self.flags.max_num_queued_tokens },
+            prefix_cache: None,
+            policies: Policies::default(),
             fatal_start: self.spawns(),
             deadlines: Deadlines {
                 start_ms: seconds(self.flags.startup_timeout, defaults.start_ms),

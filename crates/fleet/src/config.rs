@@ -1,7 +1,7 @@
 //! What a fleet is made with.
 
 use paceline_plan::{DpRank, WorkerLimits};
-use paceline_scheduler::{Config as SchedulerConfig, Drafter, QueueLimits, ShapeConfig};
+use paceline_scheduler::{CacheSecret, Config as SchedulerConfig, Drafter, Policies, QueueLimits, ShapeConfig};
 
 /// What a fleet is made with. Fixed for its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,10 @@ pub struct Config {
     pub drafter: Drafter,
     /// How much may wait.
     pub queue: QueueLimits,
+    /// What the prefix cache's keys are made with; nothing switches the cache off.
+    pub prefix_cache: Option<CacheSecret>,
+    /// Who runs when.
+    pub policies: Policies,
     /// True: a worker that is lost before the fleet was ready for the first time ends the daemon.
     pub fatal_start: bool,
     /// Time limits.
@@ -68,6 +72,8 @@ impl Config {
         config.k = self.k;
         config.drafter = self.drafter;
         config.queue = self.queue;
+        config.prefix_cache = self.prefix_cache;
+        config.policies = self.policies;
         config
     }
 }

@@ -61,8 +61,6 @@ pub struct Config {
     pub queue: QueueLimits,
     /// What the prefix cache's keys are made with; nothing switches the cache off.
     pub prefix_cache: Option<CacheSecret>,
-    /// Blocks of a rank that no request may start with, so that those that run can grow.
-    pub watermark_blocks: u32,
     /// Who runs when.
     pub policies: Policies,
 }
@@ -82,7 +80,6 @@ impl Config {
             k_by_rows: Vec::new(),
             queue,
             prefix_cache: None,
-            watermark_blocks: 0,
             policies: Policies::default(),
         }
     }

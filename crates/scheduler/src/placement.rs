@@ -178,7 +178,7 @@ impl Placement<'_> {
         } else {
             (request.known(), view.blocks)
         };
-        let spare = if alone { spare } else { spare.saturating_sub(self.config.watermark_blocks) };
+        let spare = if alone { spare } else { spare.saturating_sub(self.config.policies.watermark_blocks) };
         let needed = limits.blocks_for(last);
         if needed <= spare {
             return Some(needed);

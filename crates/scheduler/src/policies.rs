@@ -20,6 +20,8 @@ pub struct Policies {
     /// Times that a request is sent back for its blocks before it starts again only where it can run to its end beside
     /// all that runs there. Bounds how often a request is preempted.
     pub preemptions_free: u32,
+    /// Blocks of a rank that no request may start with while others run there, so that those can grow.
+    pub watermark_blocks: u32,
     /// Requests that may start before one that came earlier and fits nowhere yet; 0: none.
     pub skips_max: u32,
     /// Whether a rank that has a request's prefix is as good as one with so many fewer tokens to run.
@@ -42,6 +44,7 @@ impl Default for Policies {
             priority: true,
             priority_preempts: false,
             preemptions_free: 1,
+            watermark_blocks: 0,
             skips_max: 0,
             prefix_affinity: true,
             load_in_tokens: true,

@@ -231,7 +231,7 @@ impl Selector<'_> {
     /// the budget, and no limit for a request that is alone.
     fn longest_chunk(&self, selection: &Selection) -> u32 {
         let threshold = self.config.policies.long_prefill_tokens;
-        if threshold == 0 || self.rank.running.len() <= 1 {
+        if threshold == 0 || (self.rank.running.len() <= 1 && self.queue.len() == 0) {
             return u32::MAX;
         }
         let prompts = selection.rows.iter().filter(|row| !row.is_decode).count() as u32;

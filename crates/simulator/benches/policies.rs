@@ -2,6 +2,7 @@
 //!
 //! `cargo bench -p paceline-simulator`; with `-- --trace` it prints the reference trace itself.
 
+use paceline_scheduler::{Alignment, Policies};
 use paceline_simulator::{Options, Placing, Trace, TraceOptions, simulate};
 
 /// What is compared, by name.
@@ -9,7 +10,16 @@ fn policies() -> Vec<(&'static str, Options)> {
     vec![
         ("round robin", Options { placing: Placing::RoundRobin, ..Options::default() }),
         ("late binding", Options::default()),
+        ("aligned", aligned(20, 90)),
+        ("aligned 10", aligned(10, 90)),
+        ("aligned 40", aligned(40, 90)),
+        ("aligned 80%", aligned(20, 80)),
     ]
+}
+
+fn aligned(delay_steps: u32, even_percent: u32) -> Options {
+    let alignment = Some(Alignment { delay_steps, even_percent });
+    Options { policies: Policies { alignment, ..Policies::default() }, ..Options::default() }
 }
 
 fn main() {

@@ -2,7 +2,7 @@
 
 use paceline_fleet::{Config as FleetConfig, Deadlines};
 use paceline_plan::WorkerLimits;
-use paceline_scheduler::{Drafter, QueueLimits, ShapeConfig};
+use paceline_scheduler::{CacheSecret, Drafter, Policies, QueueLimits, ShapeConfig};
 
 use crate::{Costs, Error};
 
@@ -48,6 +48,10 @@ pub struct Options {
     pub queue: QueueLimits,
     /// Who chooses ranks.
     pub placing: Placing,
+    /// Who runs when.
+    pub policies: Policies,
+    /// Whether prefixes are cached.
+    pub prefix_cache: bool,
     /// How long steps take.
     pub costs: Costs,
     /// Acceptance comes from this.
@@ -71,6 +75,8 @@ impl Default for Options {
             drafter_model: false,
             queue: QueueLimits::default(),
             placing: Placing::Scheduler,
+            policies: Policies::default(),
+            prefix_cache: true,
             costs: Costs::default(),
             seed: 0,
         }
@@ -112,6 +118,8 @@ impl Options {
             k: self.k,
             drafter,
             queue: self.queue,
+            prefix_cache: self.prefix_cache.then(|| CacheSecret::new(self.seed, 1)),
+            policies: self.policies,
             fatal_start: true,
             deadlines: Deadlines { unserved_ms: u64::MAX, ..Deadlines::default() },
         }

@@ -8,7 +8,7 @@ use paceline_fleet::{
 };
 use paceline_plan::seats::{RowOutcome, SeatTable, StepHeader};
 use paceline_plan::{DpRank, Epoch, LogitsWanted, WorkerLimits};
-use paceline_scheduler::{Drafter, QueueLimits, RequestId, RequestSpec, ShapeConfig};
+use paceline_scheduler::{Drafter, Policies, QueueLimits, RequestId, RequestSpec, ShapeConfig};
 
 pub(crate) const LIMITS: WorkerLimits = WorkerLimits {
     seats: 4,
@@ -40,6 +40,8 @@ pub(crate) fn config(dp_size: u32, lockstep: bool) -> Config {
         k: 0,
         drafter: Drafter::None,
         queue: QueueLimits::default(),
+        prefix_cache: None,
+        policies: Policies::default(),
         fatal_start: false,
         deadlines: Deadlines::default(),
     }

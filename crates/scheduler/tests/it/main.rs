@@ -12,6 +12,8 @@ mod life;
 mod mutations;
 mod padding;
 mod permutations;
+mod policies;
+mod prefix;
 mod pressure;
 mod random;
 mod refusals;
