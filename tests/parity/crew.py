@@ -75,6 +75,10 @@ class Crew:
         settings.tp_size, settings.dp_size = self.tp_size, len(self.dp_ranks)
         return self.call(_load, str(folder), settings.SerializeToString())
 
+    def reset(self) -> None:
+        """Start over: every seat is void, steps count from 1."""
+        self.call(_reset)
+
     def step(self, envelopes: Mapping[int, StepEnvelope]) -> dict[int, Stepped]:
         """Run one step; gives what came of it by rank.
 
@@ -143,6 +147,10 @@ def _load(worker: CrewWorker, folder: str, settings: bytes) -> str:
     said = warm_up(worker.loaded, parsed, worker.dp_rank, worker.placement.dp_count).describe()
     worker.runner.reset(1)
     return said
+
+
+def _reset(worker: CrewWorker) -> None:
+    worker.runner.reset(1)
 
 
 def _step(worker: CrewWorker, envelope: bytes) -> Stepped:

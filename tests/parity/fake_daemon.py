@@ -61,11 +61,16 @@ class WorkerLink:
 
 
 class FakeDaemon(WorkersServicer):
-    """Accepts workers by rank; tests drive each through its `WorkerLink`."""
+    """Accepts workers by rank; tests drive each through its `WorkerLink`.
 
-    def __init__(self, dp_size: int) -> None:
-        self.links = [WorkerLink() for _ in range(dp_size)]
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=4 * dp_size + 4))
+    With a `tp_size`, links of a rank's workers are neighbours: worker `tp_rank` of `dp_rank` has link
+    `dp_rank * tp_size + tp_rank`.
+    """
+
+    def __init__(self, dp_size: int, tp_size: int = 1) -> None:
+        self.tp_size = tp_size
+        self.links = [WorkerLink() for _ in range(dp_size * tp_size)]
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=4 * len(self.links) + 4))
         add_WorkersServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port("127.0.0.1:0")
         self._server.start()
@@ -74,7 +79,7 @@ class FakeDaemon(WorkersServicer):
     def Control(self, requests: Iterator[ControlFromWorker], context: grpc.ServicerContext) -> Iterator[ControlToWorker]:  # noqa: N802
         """Serve a Control stream."""
         join = next(requests).join
-        link = self.links[join.dp_rank]
+        link = self.links[join.dp_rank * self.tp_size + join.tp_rank]
         link.control_in.put(ControlFromWorker(join=join))
         self._pump(requests, link, link.control_in)
         yield from iter(link.control_out.get, None)
@@ -82,17 +87,17 @@ class FakeDaemon(WorkersServicer):
     def Steps(self, requests: Iterator[StepFromWorker], context: grpc.ServicerContext) -> Iterator[StepToWorker]:  # noqa: N802
         """Serve a Steps stream."""
         hello = next(requests).hello
-        link = self.links[hello.dp_rank]
+        link = self.links[hello.dp_rank * self.tp_size + hello.tp_rank]
         link.steps_in.put(StepFromWorker(hello=hello))
         self._pump(requests, link, link.steps_in)
         yield from iter(link.steps_out.get, None)
 
-    def start_worker(self, dp_rank: int, folder: Path, log: Path, token: str = "secret") -> subprocess.Popen[str]:
+    def start_worker(self, dp_rank: int, folder: Path, log: Path, token: str = "secret", tp_rank: int = 0) -> subprocess.Popen[str]:
         """Start a worker process of `dp_rank` on the checkpoint in `folder`; its stderr goes to `log`."""
         command = [sys.executable, "-m", "paceline.worker", "--daemon-address", f"127.0.0.1:{self.port}"]
         with log.open("w") as file:
             process = subprocess.Popen(
-                [*command, "--dp-rank", str(dp_rank), "--model", str(folder)],
+                [*command, "--dp-rank", str(dp_rank), "--tp-rank", str(tp_rank), "--model", str(folder)],
                 stderr=file,
                 text=True,
                 env={**os.environ, "PACELINE_JOIN_TOKEN": token},
@@ -100,9 +105,9 @@ class FakeDaemon(WorkersServicer):
         self.processes.append(process)
         return process
 
-    def welcome(self, dp_rank: int, group_ranks: list[int], settings: Any) -> Join:
+    def welcome(self, dp_rank: int, group_ranks: list[int], settings: Any, tp_rank: int = 0) -> Join:
         """Let a worker in; gives what it said of itself."""
-        link = self.links[dp_rank]
+        link = self.links[dp_rank * self.tp_size + tp_rank]
         join: Join = link.expect_control("join")
         welcome = Welcome(group=0, epoch=1, group_dp_ranks=group_ranks, settings=settings)
         link.control_out.put(ControlToWorker(welcome=welcome))
@@ -111,16 +116,16 @@ class FakeDaemon(WorkersServicer):
 
     def form(self, group_ranks: list[int]) -> None:
         """Bring the group together once every worker has reported `Loaded`."""
+        links = [self.links[rank * self.tp_size + tp_rank] for rank in group_ranks for tp_rank in range(self.tp_size)]
         store = StoreBound()
-        if len(group_ranks) > 1:
-            first = self.links[group_ranks[0]]
-            first.control_out.put(ControlToWorker(bind_store=BindStore(epoch=1)))
-            store = first.expect_control("store_bound")
-        for world_rank, dp_rank in enumerate(group_ranks):
-            form = Form(epoch=1, host=store.host, port=store.port, world_size=len(group_ranks), world_rank=world_rank)
-            self.links[dp_rank].control_out.put(ControlToWorker(form=form))
-        for dp_rank in group_ranks:
-            self.links[dp_rank].expect_control("formed")
+        if len(links) > 1:
+            links[0].control_out.put(ControlToWorker(bind_store=BindStore(epoch=1)))
+            store = links[0].expect_control("store_bound")
+        for world_rank, link in enumerate(links):
+            form = Form(epoch=1, host=store.host, port=store.port, world_size=len(links), world_rank=world_rank)
+            link.control_out.put(ControlToWorker(form=form))
+        for link in links:
+            link.expect_control("formed")
 
     def close(self) -> None:
         """End the server and every worker that is left."""

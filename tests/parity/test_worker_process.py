@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from paceline.v1.worker_pb2 import ControlToWorker, Rejected, Stop
-from parity.checkpoints import greedy_text, make_checkpoint, random_tokens
+from parity.checkpoints import greedy_text, make_checkpoint, make_drafting_checkpoint, random_tokens
 from parity.fake_daemon import FakeDaemon
+from parity.families import DEEPSEEK
 from parity.planner import Planner
 from parity.test_runner import settings
 
@@ -111,6 +113,52 @@ def test_lockstep_pair_runs_then_refuses_a_difference(
     assert seconds_until_exit(processes[1], 5) < 2
     assert processes[1].returncode == 0
     assert daemon.links[1].steps_in.empty()
+
+
+def test_a22_coupled_workers_warm_up_together_and_the_first_request_completes(tmp_path: Path) -> None:
+    """Two ranks of two workers with drafts; the first request comes to one rank only."""
+    oracle = make_drafting_checkpoint(tmp_path, "DeepseekV3", 1, **DEEPSEEK)
+    daemon = FakeDaemon(dp_size=2, tp_size=2)
+    try:
+        serve_first_request(daemon, oracle, tmp_path)
+    finally:
+        daemon.close()
+
+
+def serve_first_request(daemon: FakeDaemon, oracle: torch.nn.Module, folder: Path) -> None:
+    places = [(dp_rank, tp_rank) for dp_rank in (0, 1) for tp_rank in (0, 1)]
+    logs = [folder / f"worker{dp_rank}{tp_rank}.log" for dp_rank, tp_rank in places]
+    fields = {"dp_size": 2, "tp_size": 2, "expert_parallel": "all_to_all", "drafter": "mtp", "drafter_layers": 1}
+    for (dp_rank, tp_rank), log in zip(places, logs, strict=True):
+        daemon.start_worker(dp_rank, folder, log, tp_rank=tp_rank)
+    for dp_rank, tp_rank in places:
+        daemon.welcome(dp_rank, [0, 1], settings(folder, **fields), tp_rank=tp_rank)
+    for link in daemon.links:
+        link.expect_control("loaded")
+    assert not any("warm-up" in log.read_text() for log in logs), "collectives need the group"
+    daemon.form([0, 1])
+    said = [next(line for line in log.read_text().splitlines() if ": warm-up in " in line) for log in logs]
+    assert [line.split(":")[0] for line in said] == ["dp0 tp0", "dp0 tp1", "dp1 tp0", "dp1 tp1"]
+    ran = {line.split(" s: ")[1] for line in said}
+    assert len(ran) == 1
+    assert re.search("6 target, 6 extend and 3 single passes, .* [1-9][0-9]* of the drafter", ran.pop())
+    planner = Planner([0, 1], drafter_layers=1)
+    seat = planner.admit(1, 0, random_tokens(9, seed=2), list(range(1, 12)))
+    envelopes = planner.eager({1: {0: 9}}, k_draft=3)
+    for _ in range(4):
+        for index, link in enumerate(daemon.links):
+            link.send_step(envelopes[index // 2])
+        replies = [link.expect_step("reply") for link in daemon.links]
+        # All passes on all workers: target, extend, two single ones.
+        assert len({(reply.passes, reply.collectives) for reply in replies}) == 1
+        assert replies[0].passes == 4
+        assert [bool(reply.body) for reply in replies] == [True, False, True, False]
+        assert replies[2].tokens_digest == replies[3].tokens_digest != replies[0].tokens_digest
+        planner.settle(0, replies[0].body)
+        planner.settle(1, replies[2].body)
+        envelopes = planner.full({1: [0]}, query_len=4, rows_padded=1, k_draft=3)
+    assert len(seat.output) >= 4
+    assert seat.output == greedy_text(oracle, seat.prompt, len(seat.output))
 
 
 def test_refusal_frees_a_peer_and_sigterm_ends_a_blocked_worker(

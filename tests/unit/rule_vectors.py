@@ -5,6 +5,7 @@ Shares no code with `_core`: field order, byte order and padding values are writ
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,10 @@ _RANK = {
 
 LOGITS_NONE, LOGITS_LAST, LOGITS_VERIFY, LOGITS_ALL = range(4)
 MODES = ("full", "piecewise", "eager")
+TOKEN = 16
+"""What every row that samples emits."""
+DRAFTS = [17, 18, 14]
+"""What it proposes, as a prompt lookup finds it after `TOKEN`."""
 
 
 def cases() -> list[tuple[str, Json, Json]]:
@@ -140,62 +145,115 @@ class Seats:
         for entry in rank.get("block_appends", []):
             self.blocks[entry["seat"]] += entry["blocks"]
 
-    def commit(self, rank: Json, token: int, drafts: list[int]) -> None:
-        """Every row that samples emits `token` and proposes `drafts`."""
-        for seat, logits in zip(rank.get("row_seats", []), rank.get("row_logits", []), strict=True):
-            if logits != LOGITS_NONE:
-                self.tokens[seat].append(token)
-                self.drafts[seat] = drafts
+    def outcomes(self, rank: Json, accepted: int, token: int) -> dict[int, list[int]]:
+        """What every row that samples emits: the drafts it accepts (a decode row), then `token`; by seat."""
+        emitted: dict[int, list[int]] = {}
+        for row, seat in enumerate(rank.get("row_seats", [])):
+            if rank["row_logits"][row] != LOGITS_NONE:
+                drafts = self.drafts[seat][:accepted] if row < rank["decode_rows"] else []
+                emitted[seat] = [*drafts, token]
+        return emitted
+
+    def commit(self, emitted: dict[int, list[int]], drafts: list[int]) -> None:
+        """Every seat that emitted knows its tokens, and proposes `drafts`."""
+        for seat, tokens in emitted.items():
+            self.tokens[seat] += tokens
+            self.drafts[seat] = drafts
 
 
-def expected_arrays(limits: Json, group: Json, rank: Json, rank_index: int, seats: Seats) -> Json:
-    """The arrays that a worker gives to its kernels, by the text of rules 3, 4, 7, 8, 9 and 20."""
-    target = group["passes"][0]
-    is_full = MODES[target["mode"]] == "full"
-    lens = [int(length) for length in rank.get("row_query_lens", [])]
-    starts = [int(start) for start in rank.get("row_starts", [])]
-    tables = [seats.blocks[seat] for seat in rank.get("row_seats", [])]
-    if not lens:
-        lens, starts, tables = [target["tokens"][rank_index]], [0], [[]]
-    request_rows = len(rank.get("row_seats", []))
-    while is_full and len(lens) < target["rows_padded"]:
-        lens, starts, tables = [*lens, target["query_len"]], [*starts, 0], [*tables, []]
-    size = limits["token_capacity"]
-    ids, positions, slots, rows = [0] * size, [0] * size, [-1] * size, [-1] * size
+@dataclasses.dataclass
+class LaidRow:
+    """One row of a pass: tokens (None where none is known), the position of the first, blocks, and wanted offsets."""
+
+    tokens: list[int | None]
+    start: int
+    blocks: list[int]
+    wanted: list[int]
+
+
+def lay_out(limits: Json, a_pass: Json, rank_index: int, rows: list[LaidRow]) -> Json:
+    """The arrays of a pass, by the text of rules 3, 4, 7 and 8."""
+    longest, block_size = limits["max_model_len"], limits["block_size"]
+    lens = [len(row.tokens) for row in rows]
+    kv_lens = [min(row.start, longest - 1) + len(row.tokens) for row in rows]
+    tables = [row.blocks for row in rows]
+    if not rows:
+        lens, kv_lens, tables = [a_pass["tokens"][rank_index]], [a_pass["tokens"][rank_index]], [[]]
+    while MODES[a_pass["mode"]] == "full" and len(lens) < a_pass["rows_padded"]:
+        lens, kv_lens, tables = [*lens, a_pass["query_len"]], [*kv_lens, a_pass["query_len"]], [*tables, []]
+    size, width = limits["token_capacity"], limits["table_width"]
+    ids, positions, slots, indices = [0] * size, [0] * size, [-1] * size, [-1] * size
     wanted: list[int] = []
     begin = 0
-    for row in range(request_rows):
-        seat, drafts = rank["row_seats"][row], rank["row_drafts"][row]
-        is_decode = row < rank["decode_rows"]
-        known = seats.tokens[seat] + seats.drafts.get(seat, [])[:drafts]
-        for offset in range(lens[row]):
-            position, index = starts[row] + offset, begin + offset
-            rows[index] = row
-            positions[index] = min(position, limits["max_model_len"] - 1)
-            if is_decode and offset > drafts:
+    for number, row in enumerate(rows):
+        for offset, token in enumerate(row.tokens):
+            position, index = row.start + offset, begin + offset
+            indices[index] = number
+            positions[index] = min(position, longest - 1)
+            if token is None:
                 continue
-            ids[index] = known[position]
-            block = tables[row][position // limits["block_size"]]
-            slots[index] = block * limits["block_size"] + position % limits["block_size"]
-        end = begin + lens[row]
-        logits = rank["row_logits"][row]
-        first = {LOGITS_NONE: end, LOGITS_LAST: end - 1}.get(logits, begin)
-        wanted += range(first, begin + 1 + drafts if logits == LOGITS_VERIFY else end)
-        begin = end
+            ids[index] = token
+            if position < longest and position // block_size < len(row.blocks):
+                slots[index] = row.blocks[position // block_size] * block_size + position % block_size
+        wanted += [begin + offset for offset in row.wanted]
+        begin += len(row.tokens)
     offsets = np.cumsum([0, *lens]).tolist()
-    offsets += [offsets[-1]] * (limits["row_capacity"] + 1 - len(offsets))
-    kv_lens = [start + length for start, length in zip(starts, lens, strict=True)]
-    width = limits["table_width"]
-    table = [row + [0] * (width - len(row)) for row in tables]
     empty_rows = limits["row_capacity"] - len(lens)
     return {
         "input_ids": ids,
         "positions": positions,
         "slots": slots,
-        "query_start_loc": offsets,
+        "query_start_loc": offsets + [offsets[-1]] * empty_rows,
         "kv_lens": kv_lens + [0] * empty_rows,
-        "block_table": table + [[0] * width] * empty_rows,
-        "request_index": rows,
+        "block_table": [row + [0] * (width - len(row)) for row in tables] + [[0] * width] * empty_rows,
+        "request_index": indices,
         "logits_index": wanted + [-1] * (size - len(wanted)),
         "logits_count": len(wanted),
     }
+
+
+def expected_arrays(limits: Json, group: Json, rank: Json, rank_index: int, seats: Seats) -> Json:
+    """The target's arrays, by the text of rules 9 and 20 besides."""
+    rows = []
+    for row, seat in enumerate(rank.get("row_seats", [])):
+        start, length, drafts = (rank[field][row] for field in ("row_starts", "row_query_lens", "row_drafts"))
+        known: list[int | None] = [*seats.tokens[seat]]
+        if row < rank["decode_rows"]:
+            known += seats.drafts.get(seat, [])[:drafts]
+            known += [None] * (start + length - len(known))
+        logits = rank["row_logits"][row]
+        first = {LOGITS_NONE: length, LOGITS_LAST: length - 1}.get(logits, 0)
+        wanted = list(range(first, 1 + drafts if logits == LOGITS_VERIFY else length))
+        rows.append(LaidRow(known[start : start + length], start, seats.blocks[seat], wanted))
+    return lay_out(limits, group["passes"][0], rank_index, rows)
+
+
+def expected_drafter_arrays(
+    limits: Json, group: Json, rank: Json, rank_index: int, seats: Seats, emitted: dict[int, list[int]], layers: int
+) -> list[Json]:
+    """The arrays of the extend pass in every layer, then of the single passes, by the text of rule 18."""
+    passes = []
+    for layer in range(1, layers + 1):
+        rows = []
+        for row, seat in enumerate(rank.get("row_seats", [])):
+            start, length = rank["row_starts"][row], rank["row_query_lens"][row]
+            known = [*seats.tokens[seat], *emitted.get(seat, [])]
+            fed = [known[at + layer] if at + layer < len(known) else None for at in range(start, start + length)]
+            wanted = [_last(rank, row, emitted) - start] if group["k_draft"] and seat in emitted else []
+            rows.append(LaidRow(fed, start, seats.blocks[seat], wanted))
+        passes.append(lay_out(limits, group["passes"][1], rank_index, rows))
+    for index in range(2, group["k_draft"] + 1):
+        rows = []
+        for row, seat in enumerate(rank.get("row_seats", [])):
+            if seat in emitted:
+                position = _last(rank, row, emitted) + max(0, index - layers)
+                rows.append(LaidRow([DRAFTS[index - 2]], position, seats.blocks[seat], [0]))
+        passes.append(lay_out(limits, group["passes"][index], rank_index, rows))
+    return passes
+
+
+def _last(rank: Json, row: int, emitted: dict[int, list[int]]) -> int:
+    """The row's last position that counts: what it emitted last comes right after it."""
+    if row < rank["decode_rows"]:
+        return int(rank["row_starts"][row]) + len(emitted[rank["row_seats"][row]]) - 1
+    return int(rank["row_starts"][row] + rank["row_query_lens"][row]) - 1

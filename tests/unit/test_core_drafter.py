@@ -27,7 +27,7 @@ def prompt_step(core: _core.WorkerCore, prompt: list[int], k_draft: int = 3, **p
 def decode_step(core: _core.WorkerCore, number: int, start: int, drafts: int, **plan: Any) -> _core.Step:
     """Seat 1 decodes with `drafts` drafts."""
     row = {"seat": 1, "start": start, "query_len": 1 + drafts, "drafts": drafts, "blocks": 3, "logits": "verify"}
-    plan = {"k_verify": 3, "k_draft": 3, "target": eager(1, 1 + drafts), "rows": [row]} | plan
+    plan = {"k_verify": 3, "k_draft": 3, "target": eager(1, 1 + drafts), "rows": [row], **plan}
     plan.setdefault("drafter_passes", drafter_passes(plan["target"], 1, plan["k_draft"]))
     return begin(core, number, **plan)
 
@@ -199,8 +199,8 @@ def test_a_dummy_runs_every_pass() -> None:
     single = {"mode": "full", "q": 1, "rows_padded": 2, "loads": [(0, 1), (2, 2)]}
     passes = [target, single]
     step = begin(core, 1, dp_ranks=[0, 1], k_verify=2, k_draft=2, target=target, drafter_passes=passes)
-    for fill, q in ((lambda: buffers.extend(core, step), 3), (lambda: buffers.single(core, step, 2), 1)):
-        assert fill() == 0
+    for q in (3, 1):
+        assert (buffers.extend(core, step) if q == 3 else buffers.single(core, step, 2)) == 0
         assert buffers.query_start_loc.tolist() == [0, q, *[2 * q] * 3]
         assert buffers.kv_lens.tolist() == [q, q, 0, 0]
         assert not buffers.block_table.any()

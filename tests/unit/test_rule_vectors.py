@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ from paceline.attention.contracts import find_contract
 from paceline.worker.arrays import StepArrays
 from paceline.worker.checks import Launch, LaunchLimits, LaunchRefusedError, check_launch
 from tests.unit.rule_vectors import (
+    DRAFTS,
     MODES,
+    TOKEN,
     Json,
     Seats,
     cases,
     expected_arrays,
+    expected_drafter_arrays,
     fnv1a_64,
     group_bytes,
     rank_bytes,
@@ -79,13 +83,19 @@ def test_arrays_follow_from_the_rules(name: str, limits: Json, case: Json) -> No
         assert expected_arrays(limits, group, rank, case["dp_rank"], seats) == expect["arrays"]
         launch = launch_of(group, rank, case["dp_rank"], expect["arrays"]["logits_count"], number)
         check_launch(launch, arrays_of(expect["arrays"]), launch_limits(limits), find_contract("reference"))
-        seats.commit(rank, 16, [17, 18, 14])
+        emitted = seats.outcomes(rank, step.get("accepted", 0), TOKEN)
+        layers = case.get("drafter_layers", 0)
+        if layers:
+            drafter = expected_drafter_arrays(limits, group, rank, case["dp_rank"], seats, emitted, layers)
+            assert drafter == expect["drafter"]
+        seats.commit(emitted, DRAFTS[: group["k_draft"]] if layers else DRAFTS)
 
 
 @pytest.mark.parametrize(("name", "limits", "case"), CASES, ids=NAMES)
 def test_core_takes_or_refuses_each_plan(name: str, limits: Json, case: Json) -> None:
     """`_core` makes the same arrays of plans packed here, and refuses the same plans with the same numbers."""
-    core = _core.WorkerCore(dp_rank=case["dp_rank"], group_ranks=case["group_dp_ranks"], **limits)
+    layers = case.get("drafter_layers", 0)
+    core = _core.WorkerCore(dp_rank=case["dp_rank"], group_ranks=case["group_dp_ranks"], drafter_layers=layers, **limits)
     core.reset(1)
     greedy = _core.sampling_bytes_for_test(temperature=0.0)
     for step in case["steps"]:
@@ -104,11 +114,39 @@ def test_core_takes_or_refuses_each_plan(name: str, limits: Json, case: Json) ->
         fields = [field.name for field in dataclasses.fields(StepArrays)]
         count = core.fill_target(plan, *(getattr(arrays, field) for field in fields))
         assert {field: getattr(arrays, field).tolist() for field in fields} | {"logits_count": count} == expect["arrays"]
-        logits = np.zeros((count, limits["vocab_size"]), np.float32)
-        logits[:, 16] = 1.0
-        core.sample(plan, logits)
-        core.propose_ngram(plan)
+        accepted = step.get("accepted", 0)
+        core.sample(plan, likely((DRAFTS[:accepted] + [TOKEN] * count)[:count], limits))
+        if layers:
+            found = run_drafter(core, plan, layers, arrays, limits)
+            assert found == expect["drafter"]
+        else:
+            core.propose_ngram(plan)
         core.reply(plan, [0, 0, 0, 0])
+
+
+def likely(tokens: list[int], limits: Json) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Logits whose likeliest tokens are these."""
+    logits = np.zeros((len(tokens), limits["vocab_size"]), np.float32)
+    logits[np.arange(len(tokens)), tokens] = 1.0
+    return logits
+
+
+def run_drafter(core: _core.WorkerCore, plan: _core.Step, layers: int, arrays: StepArrays, limits: Json) -> list[Json]:
+    """The drafter's passes with drafts `DRAFTS`; the arrays of each."""
+    fields = [field.name for field in dataclasses.fields(StepArrays)]
+    buffers = [getattr(arrays, field) for field in fields]
+    found = []
+
+    def keep(count: int) -> None:
+        found.append({field: getattr(arrays, field).tolist() for field in fields} | {"logits_count": count})
+
+    for layer in range(1, layers + 1):
+        keep(core.fill_extend(plan, layer, *buffers))
+    for index in range(1, plan.k_draft + 1):
+        if index > 1:
+            keep(core.fill_single(plan, index, *buffers))
+        core.propose(plan, likely([DRAFTS[index - 1]] * found[-1]["logits_count"], limits))
+    return found
 
 
 # One padding or shape value broken by hand: which array, where, what, and the rule that refuses it.

@@ -29,6 +29,39 @@ pub(crate) enum Switch {
     Off,
 }
 
+/// A model to try things with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Demo {
+    /// SmolLM2-135M-Instruct, fetched once.
+    #[value(name = "smollm2")]
+    SmolLm2,
+    /// A small mixture of experts with a draft layer, which comes with the package.
+    Moe,
+}
+
+impl Demo {
+    /// What the preparation of models calls it.
+    pub(crate) const fn model(self) -> &'static str {
+        match self {
+            Self::SmolLm2 => "demo:smollm2",
+            Self::Moe => "demo:moe",
+        }
+    }
+}
+
+/// How the experts of a mixture and their tokens come together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum All2AllBackend {
+    /// All tokens to all workers, and back the sums.
+    #[value(name = "allgather_reducescatter")]
+    AllgatherReducescatter,
+    /// Each token to the workers of its experts, in messages of fixed size.
+    #[value(name = "all_to_all")]
+    AllToAll,
+}
+
 /// How much is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -63,9 +96,12 @@ impl LogLevel {
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Flags {
-    /// Model to serve: a Hugging Face folder or a name on the hub [default: SmolLM2-135M-Instruct, fetched once, on
-    /// two ranks]
+    /// Model to serve: a Hugging Face folder or a name on the hub [default: the demo smollm2]
     pub(crate) model: Option<String>,
+    /// Serve a demo on two ranks: SmolLM2-135M-Instruct, fetched once; or a mixture of experts that comes along, with
+    /// expert parallelism and one draft [default: smollm2 where no model is given]
+    #[arg(long, help_heading = "Model")]
+    pub(crate) demo: Option<Demo>,
 
     /// Address that HTTP and gRPC listen on [default: 127.0.0.1]
     #[arg(long, help_heading = "Network")]
@@ -89,12 +125,19 @@ pub(crate) struct Flags {
     #[arg(long, help_heading = "Network")]
     pub(crate) served_model_name: Option<String>,
 
-    /// Data-parallel ranks, each with its own requests and KV cache; also -dp N [default: 2 for the demo, else 1]
+    /// Data-parallel ranks, each with its own requests and KV cache; also -dp N [default: 2 for a demo, else 1]
     #[arg(long, help_heading = "Ranks")]
     pub(crate) data_parallel_size: Option<u32>,
-    /// Workers of one rank; also -tp N; only 1 is supported [default: 1]
+    /// Workers of one rank, which share its model; also -tp N [default: 1]
     #[arg(long, help_heading = "Ranks")]
     pub(crate) tensor_parallel_size: Option<u32>,
+    /// Share the experts of a mixture among all workers of all ranks, which then step together [default: on for the
+    /// demo moe, else off]
+    #[arg(long, help_heading = "Ranks", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) enable_expert_parallel: Option<bool>,
+    /// How tokens get to their experts and back [default: allgather_reducescatter]
+    #[arg(long, help_heading = "Ranks")]
+    pub(crate) all2all_backend: Option<All2AllBackend>,
     /// Step all ranks together and let them compare every pass: a test aid [default: off]
     #[arg(long, help_heading = "Ranks")]
     pub(crate) lockstep: Option<Switch>,
@@ -121,7 +164,9 @@ pub(crate) struct Flags {
     /// B: tokens in one step before padding, per rank [default: 2048]
     #[arg(long, help_heading = "Batches (limits per rank)")]
     pub(crate) max_num_batched_tokens: Option<u32>,
-    /// Drafts, as JSON: {"method": "ngram", "num_speculative_tokens": K} [default: none]
+    /// Drafts, as JSON: {"method": "ngram" or "mtp", "num_speculative_tokens": K}, for mtp also
+    /// "num_speculative_tokens_per_batch_size": [[1, 8, K], [9, 64, 0]] (from, to, K; by running requests of the
+    /// largest rank); or none [default: one by the draft layer of the demo moe, else none]
     #[arg(long, help_heading = "Batches (limits per rank)")]
     pub(crate) speculative_config: Option<String>,
     /// No fixed-shape steps at all
@@ -158,7 +203,7 @@ pub(crate) struct Flags {
     /// What workers must present to join [default: drawn at start-up]
     #[arg(long, help_heading = "Processes", hide_env_values = true)]
     pub(crate) join_token: Option<String>,
-    /// CPU threads of one rank [default: the cores divided among the ranks]
+    /// CPU threads of one worker [default: the cores divided among the workers]
     #[arg(long, help_heading = "Processes")]
     pub(crate) threads_per_rank: Option<u32>,
     /// Seconds until every rank must be in service [default: 1800]

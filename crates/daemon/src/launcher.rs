@@ -3,13 +3,15 @@
 //! It runs on a thread of its own that lives until the last worker is gone, because the kernel kills a worker when the
 //! thread that started it ends.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use paceline_engine::{ExitReporter, Supervisor};
+use paceline_fleet::Place;
+use paceline_plan::DpRank;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
@@ -17,7 +19,7 @@ use tokio::sync::mpsc;
 use crate::failure::EXIT_USAGE;
 use crate::process::{bind, reap};
 
-/// Starts of one rank's worker within [`RESTART_WINDOW`].
+/// Starts of one worker within [`RESTART_WINDOW`].
 const RESTARTS_MAX: usize = 5;
 const RESTART_WINDOW: Duration = Duration::from_secs(60);
 /// Before the second start of a worker; doubled for each one after.
@@ -33,6 +35,8 @@ pub(crate) struct WorkerCommand {
     pub(crate) daemon_address: String,
     pub(crate) model_folder: String,
     pub(crate) join_token: String,
+    pub(crate) dp_size: u32,
+    pub(crate) tp_size: u32,
 }
 
 /// The launcher's thread.
@@ -43,16 +47,16 @@ pub(crate) struct Launcher {
 }
 
 impl Launcher {
-    /// Starts one worker per rank. It ends, and its workers with it, when the engine has ended.
+    /// Starts every worker of every rank. It ends, and its workers with it, when the engine has ended.
     ///
     /// # Errors
     /// When the operating system gives no thread.
-    pub(crate) fn start(command: WorkerCommand, dp_size: u32, supervisor: Supervisor) -> std::io::Result<Self> {
+    pub(crate) fn start(command: WorkerCommand, supervisor: Supervisor) -> std::io::Result<Self> {
         let exit_code = Arc::new(AtomicU8::new(0));
         let shared = Arc::clone(&exit_code);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = std::thread::Builder::new().name("launcher".to_owned()).spawn(move || {
-            runtime.block_on(supervise(command, dp_size, supervisor, shared));
+            runtime.block_on(supervise(command, supervisor, shared));
         })?;
         Ok(Self { thread, exit_code })
     }
@@ -66,39 +70,44 @@ impl Launcher {
     }
 }
 
-async fn supervise(command: WorkerCommand, dp_size: u32, mut supervisor: Supervisor, exit_code: Arc<AtomicU8>) {
-    let mut ranks = Vec::new();
-    let mut orders = Vec::new();
-    for dp_rank in 0..dp_size {
+async fn supervise(command: WorkerCommand, mut supervisor: Supervisor, exit_code: Arc<AtomicU8>) {
+    let mut posts = Vec::new();
+    let mut orders = BTreeMap::new();
+    let tp_size = command.tp_size;
+    let places = (0..command.dp_size).flat_map(|rank| (0..tp_size).map(move |tp| Place::new(DpRank::new(rank), tp)));
+    for place in places {
         let (sender, receiver) = mpsc::channel(8);
-        let rank = Rank {
-            dp_rank,
+        let post = Post {
+            place,
+            name: place.name(tp_size),
             command: command.clone(),
             orders: receiver,
             reporter: supervisor.reporter(),
             starts: VecDeque::new(),
             exit_code: Arc::clone(&exit_code),
         };
-        ranks.push(tokio::spawn(rank.run()));
-        orders.push(sender);
+        posts.push(tokio::spawn(post.run()));
+        orders.insert(place, sender);
     }
     while let Some(order) = supervisor.order().await {
-        if let Some(sender) = orders.get(order.dp_rank as usize) {
-            // A rank with eight orders waiting is going to be started in any case.
+        if let Some(sender) = orders.get(&order.place) {
+            // A worker with eight orders waiting is going to be started in any case.
             let _ = sender.try_send(());
         }
     }
     drop(orders);
-    for rank in ranks {
-        if rank.await.is_err() {
-            tracing::error!("a rank's supervision panicked");
+    for post in posts {
+        if post.await.is_err() {
+            tracing::error!("a worker's supervision panicked");
         }
     }
 }
 
-/// One rank's place for a worker.
-struct Rank {
-    dp_rank: u32,
+/// One place for a worker.
+struct Post {
+    place: Place,
+    /// What lines of its worker begin with.
+    name: String,
     command: WorkerCommand,
     orders: mpsc::Receiver<()>,
     reporter: ExitReporter,
@@ -106,14 +115,14 @@ struct Rank {
     exit_code: Arc<AtomicU8>,
 }
 
-impl Rank {
+impl Post {
     async fn run(mut self) {
         loop {
             let wanted = match self.spawn() {
                 Ok(child) => self.watch(child).await,
                 Err(error) => {
                     let how = format!("cannot start {}: {error}", self.command.program);
-                    self.reporter.exited(self.dp_rank, 0, &how).await;
+                    self.report(0, &how).await;
                     self.orders.recv().await.is_some()
                 }
             };
@@ -135,11 +144,15 @@ impl Rank {
         };
         if let Some(Ok(status)) = ended {
             self.note_bad_usage(Some(status));
-            self.reporter.exited(self.dp_rank, process_id, &status.to_string()).await;
+            self.report(process_id, &status.to_string()).await;
         } else {
-            self.reporter.exited(self.dp_rank, process_id, "it cannot be watched").await;
+            self.report(process_id, "it cannot be watched").await;
         }
         self.orders.recv().await.is_some()
+    }
+
+    async fn report(&self, process_id: u32, how: &str) {
+        self.reporter.exited(self.place, process_id, how).await;
     }
 
     /// Remembers that a worker ended for bad usage. Its peers end for other reasons, and do not hide it.
@@ -159,7 +172,7 @@ impl Rank {
             Some(oldest) if recent > RESTARTS_MAX => RESTART_WINDOW.saturating_sub(oldest.elapsed()),
             _ => FIRST_BACKOFF * (1 << recent.saturating_sub(1).min(RESTARTS_MAX)),
         };
-        tracing::info!("dp{}: starting another worker in {} ms", self.dp_rank, delay.as_millis());
+        tracing::info!("{}: starting another worker in {} ms", self.name, delay.as_millis());
         let until = tokio::time::sleep(delay);
         tokio::pin!(until);
         loop {
@@ -176,7 +189,8 @@ impl Rank {
         command
             .args(&self.command.arguments)
             .args(["--daemon-address", &self.command.daemon_address])
-            .args(["--dp-rank", &self.dp_rank.to_string()])
+            .args(["--dp-rank", &self.place.dp_rank.to_string()])
+            .args(["--tp-rank", &self.place.tp_rank.to_string()])
             .args(["--model", &self.command.model_folder])
             .env("PACELINE_JOIN_TOKEN", &self.command.join_token)
             .stdin(Stdio::null())
@@ -184,7 +198,7 @@ impl Rank {
             .stderr(Stdio::piped());
         bind(&mut command, libc::SIGKILL);
         let mut child = command.spawn()?;
-        let prefix = format!("dp{}: ", self.dp_rank);
+        let prefix = format!("{}: ", self.name);
         if let Some(stdout) = child.stdout.take() {
             tokio::spawn(pass_on(stdout, prefix.clone()));
         }
@@ -195,7 +209,7 @@ impl Rank {
     }
 }
 
-/// Prints a worker's lines with its rank before them. Of a line that was rewritten in place, the last state counts.
+/// Prints a worker's lines with its name before them. Of a line that was rewritten in place, the last state counts.
 async fn pass_on(stream: impl AsyncRead + Unpin, prefix: String) {
     let mut reader = BufReader::new(stream);
     let mut bytes = Vec::new();

@@ -9,6 +9,7 @@ mod explain;
 mod failure;
 mod flags;
 mod launcher;
+mod model_config;
 mod passthrough;
 mod prepare;
 mod process;
@@ -17,6 +18,7 @@ mod serve;
 mod settings;
 mod signals;
 mod simulate;
+mod speculation;
 
 use crate::cli::Chosen;
 use crate::failure::Failure;

@@ -35,10 +35,7 @@ pub(crate) async fn prepare(settings: &Settings, stop: &CancellationToken) -> Re
     }
     let mut command = Command::new(&settings.python);
     command.args(["-m", "paceline.weights.prepare"]);
-    match &settings.flags.model {
-        Some(model) => command.args(["--model", model]),
-        None => command.args(["--demo", "smollm2"]),
-    };
+    command.args(["--model", settings.model_to_prepare()]);
     if let Some(folder) = &settings.flags.cache_dir {
         command.args(["--cache-dir", folder]);
     }

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::Failure;
 use crate::failure::EXIT_USAGE;
 use crate::launcher::{Launcher, WorkerCommand};
+use crate::model_config::ModelConfig;
 use crate::prepare::{Prepared, prepare};
 use crate::say::say;
 use crate::settings::Settings;
@@ -81,8 +82,10 @@ async fn run(
     tokenizer: Tokenizer,
     signals: Signals,
 ) -> Result<(), Failure> {
+    let model = ModelConfig::read(&prepared.path)?;
+    settings.check_model(&model)?;
     let context_len = tokenizer.settings().context_tokens.and_then(|tokens| u32::try_from(tokens).ok());
-    let fleet = settings.fleet(settings.max_model_len(context_len)?);
+    let fleet = settings.fleet(settings.max_model_len(context_len)?, &model);
     for cut in &fleet.shapes.without_graph {
         tracing::warn!("{cut}");
     }
@@ -108,7 +111,7 @@ async fn run(
     let launcher = match engine.supervisor() {
         Some(supervisor) if settings.spawns() => {
             let command = worker_command(&settings, &prepared, sockets.control_address);
-            Some(Launcher::start(command, settings.dp_size, supervisor).context("cannot start the launcher")?)
+            Some(Launcher::start(command, supervisor).context("cannot start the launcher")?)
         }
         _ => {
             tell_how_to_join(&settings, &prepared, sockets.control_address);
@@ -117,7 +120,7 @@ async fn run(
     };
     let engine = engine.run(engine_stop.clone());
     let server = tokio::spawn(server.run(server_stop.clone()));
-    let watcher = watch(handle.clone(), sockets.http, model_name);
+    let watcher = watch(handle.clone(), sockets.http, model_name, settings.parallelism());
     let watcher = tokio::spawn(signals.first().clone().run_until_cancelled_owned(watcher));
     let ended = until_the_end(engine, server, &handle, &settings, &signals, &engine_stop, &server_stop).await;
     watcher.abort();
@@ -207,6 +210,8 @@ fn worker_command(settings: &Settings, prepared: &Prepared, control: SocketAddr)
         daemon_address: reachable(control).to_string(),
         model_folder: prepared.path.display().to_string(),
         join_token: settings.join_token.clone(),
+        dp_size: settings.dp_size,
+        tp_size: settings.tp_size,
     }
 }
 
@@ -224,10 +229,14 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 
 fn tell_how_to_join(settings: &Settings, prepared: &Prepared, control: SocketAddr) {
     let token = if settings.join_token_drawn { settings.join_token.as_str() } else { "..." };
+    let tp_ranks = match settings.tp_size {
+        1 => String::new(),
+        tp_size => format!(" --tp-rank 0..{}", tp_size - 1),
+    };
     say(&format!(
-        "waiting for {} workers: PACELINE_JOIN_TOKEN={token} {} -m paceline.worker --daemon-address {} --dp-rank 0..{} \
-         --model {}",
-        settings.dp_size,
+        "waiting for {} workers: PACELINE_JOIN_TOKEN={token} {} -m paceline.worker --daemon-address {} --dp-rank 0..{}\
+{tp_ranks} --model {}",
+        settings.dp_size * settings.tp_size,
         settings.python,
         reachable(control),
         settings.dp_size - 1,
@@ -236,7 +245,7 @@ fn tell_how_to_join(settings: &Settings, prepared: &Prepared, control: SocketAdd
 }
 
 /// Says when the fleet is ready, stops being so, and is again.
-async fn watch(handle: Handle, http: SocketAddr, model_name: String) {
+async fn watch(handle: Handle, http: SocketAddr, model_name: String, parallelism: String) {
     let mut was_ready = false;
     let mut first = true;
     loop {
@@ -250,7 +259,7 @@ async fn watch(handle: Handle, http: SocketAddr, model_name: String) {
                     let limits = handle.limits();
                     let noun = if ranks == 1 { "rank" } else { "ranks" };
                     say(&format!(
-                        "ready http://{http} serves {model_name} on {ranks} {noun}, each with {} requests and {} KV tokens",
+                        "ready http://{http} serves {model_name} on {ranks} {noun}{parallelism}, each with {} requests and {} KV tokens",
                         limits.max_num_seqs,
                         u64::from(limits.kv_blocks) * u64::from(limits.block_size)
                     ));

@@ -2,44 +2,34 @@
 
 use std::path::{Path, PathBuf};
 
-use paceline_engine::ModelSettings;
+use paceline_engine::{ExpertParallel, ModelSettings};
 use paceline_fleet::{Config as FleetConfig, Deadlines};
 use paceline_plan::WorkerLimits;
 use paceline_scheduler::{Drafter, Policies, QueueLimits, ShapeConfig};
-use serde::Deserialize;
 
 use crate::Failure;
 use crate::cli::Serve;
-use crate::flags::{Dtype, Flags, LogLevel, Switch};
+use crate::flags::{All2AllBackend, Demo, Dtype, Flags, LogLevel, Switch};
+use crate::model_config::ModelConfig;
+use crate::speculation::{Method, Speculation};
 
-/// Ranks of the demo.
+/// Ranks of a demo.
 const DEMO_RANKS: u32 = 2;
 
 /// Settings of `paceline serve`, checked as far as they can be without the model.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) flags: Flags,
+    /// The demo that is served in place of a model of the user's.
+    pub(crate) demo: Option<Demo>,
     pub(crate) dp_size: u32,
+    pub(crate) tp_size: u32,
+    pub(crate) expert_parallel: ExpertParallel,
     pub(crate) speculation: Option<Speculation>,
     pub(crate) python: String,
     pub(crate) join_token: String,
     pub(crate) join_token_drawn: bool,
     pub(crate) log_level: LogLevel,
-}
-
-/// `--speculative-config`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Speculation {
-    #[allow(dead_code, reason = "checked by its type; n-gram is the only method")]
-    method: Method,
-    num_speculative_tokens: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Method {
-    Ngram,
 }
 
 fn usage(message: impl Into<String>) -> Failure {
@@ -63,19 +53,43 @@ impl Settings {
             Some(path) => serve.flags.over(read_file(path)?),
             None => serve.flags,
         };
-        let demo = flags.model.is_none();
-        let dp_size = flags.data_parallel_size.unwrap_or(if demo { DEMO_RANKS } else { 1 });
+        let demo = match (flags.demo, &flags.model) {
+            (Some(demo), Some(model)) => {
+                return Err(usage(format!("--demo is {}, and the model to serve is {model}: give one", demo.model())));
+            }
+            (None, None) => Some(Demo::SmolLm2),
+            (demo, _) => demo,
+        };
+        let dp_size = flags.data_parallel_size.unwrap_or(if demo.is_some() { DEMO_RANKS } else { 1 });
         within("--data-parallel-size", dp_size.into(), 1, 1_024)?;
         let tp_size = flags.tensor_parallel_size.unwrap_or(1);
-        if tp_size != 1 {
-            return Err(usage(format!("--tensor-parallel-size is {tp_size}, only 1 is supported")));
-        }
-        let speculation = flags.speculative_config.as_deref().map(speculation).transpose()?;
+        within("--tensor-parallel-size", tp_size.into(), 1, 64)?;
+        let is_moe_demo = demo == Some(Demo::Moe);
+        let expert_parallel = match (flags.enable_expert_parallel.unwrap_or(is_moe_demo), flags.all2all_backend) {
+            (false, _) => ExpertParallel::Off,
+            (true, Some(All2AllBackend::AllToAll)) => ExpertParallel::AllToAll,
+            (true, _) => ExpertParallel::AllgatherReducescatter,
+        };
+        let speculation = match flags.speculative_config.as_deref() {
+            Some(text) => Speculation::read(text)?,
+            None => is_moe_demo.then(Speculation::one_by_mtp),
+        };
         let python = flags.python.clone().or(interpreter).unwrap_or_else(|| "python3".to_owned());
         let join_token_drawn = flags.join_token.is_none();
         let join_token = flags.join_token.clone().unwrap_or_else(|| format!("{:032x}", rand::random::<u128>()));
         let log_level = flags.log_level.unwrap_or(LogLevel::Info);
-        let settings = Self { flags, dp_size, speculation, python, join_token, join_token_drawn, log_level };
+        let settings = Self {
+            flags,
+            demo,
+            dp_size,
+            tp_size,
+            expert_parallel,
+            speculation,
+            python,
+            join_token,
+            join_token_drawn,
+            log_level,
+        };
         settings.check()?;
         Ok(settings)
     }
@@ -99,13 +113,70 @@ impl Settings {
         if self.flags.skip_prepare == Some(true) && flags.model.is_none() {
             return Err(usage("--skip-prepare needs a model folder"));
         }
+        if self.lockstep() && flags.lockstep == Some(Switch::Off) {
+            return Err(usage("--lockstep is off, and ranks that share experts step together: leave one out"));
+        }
         // Everything that does not depend on the model, before it is fetched.
-        let config = self.fleet(flags.max_model_len.unwrap_or(1_024));
+        let config = self.fleet(flags.max_model_len.unwrap_or(1_024), &ModelConfig::default());
         paceline_fleet::Fleet::new(config).map(drop).map_err(|error| usage(error.to_string()))
     }
 
+    /// Whether the flags suit the model.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] with one line that names the flag and the model's own field.
+    pub(crate) fn check_model(&self, model: &ModelConfig) -> Result<(), Failure> {
+        model.check_heads(self.tp_size)?;
+        if self.expert_parallel != ExpertParallel::Off {
+            model.check_experts(self.dp_size * self.tp_size)?;
+        }
+        if self.drafts_by_mtp() && model.draft_layers() == 0 {
+            let message = "--speculative-config: method mtp needs num_nextn_predict_layers of at least 1 in config.json \
+                           of the model, and there is none";
+            return Err(usage(message));
+        }
+        Ok(())
+    }
+
+    /// What the model preparation is asked for: a folder, a name on the hub, or a demo.
+    pub(crate) fn model_to_prepare(&self) -> &str {
+        let demo = self.demo.map_or("", Demo::model);
+        self.flags.model.as_deref().unwrap_or(demo)
+    }
+
+    fn drafts_by_mtp(&self) -> bool {
+        self.speculation.as_ref().is_some_and(|speculation| speculation.method == Method::Mtp)
+    }
+
+    /// Draft layers of the model that are used.
+    fn drafter_layers(&self, model: &ModelConfig) -> u32 {
+        if self.drafts_by_mtp() { model.draft_layers().max(1).min(self.k()) } else { 0 }
+    }
+
+    /// Ranks that share experts step together; others do when they are told to.
+    fn lockstep(&self) -> bool {
+        let shares = self.expert_parallel != ExpertParallel::Off && self.dp_size > 1;
+        shares || self.flags.lockstep == Some(Switch::On)
+    }
+
+    /// For people: how the ranks are made of workers, share experts and draft.
+    pub(crate) fn parallelism(&self) -> String {
+        let mut words = String::new();
+        if self.tp_size > 1 {
+            words.push_str(&format!(" of {} workers", self.tp_size));
+        }
+        if self.expert_parallel != ExpertParallel::Off {
+            words.push_str(&format!(", experts shared by {}", self.expert_parallel.name()));
+        }
+        if let Some(Speculation { method, k, .. }) = &self.speculation {
+            let method = if *method == Method::Mtp { "draft layers" } else { "n-grams" };
+            words.push_str(&format!(", up to {k} drafts by {method}"));
+        }
+        words
+    }
+
     fn k(&self) -> u32 {
-        self.speculation.map_or(0, |speculation| speculation.num_speculative_tokens)
+        self.speculation.as_ref().map_or(0, |speculation| speculation.k)
     }
 
     fn max_num_seqs(&self) -> u32 {
@@ -153,12 +224,13 @@ impl Settings {
     }
 
     /// What the fleet is made with.
-    pub(crate) fn fleet(&self, max_model_len: u32) -> FleetConfig {
+    pub(crate) fn fleet(&self, max_model_len: u32, model: &ModelConfig) -> FleetConfig {
+        let k_values = self.speculation.as_ref().map_or_else(|| vec![0], Speculation::k_values);
         let (k, rows, tokens) = (self.k(), self.max_num_seqs(), self.max_num_batched_tokens());
         let shapes = match (&self.flags.cudagraph_capture_sizes, self.flags.enforce_eager) {
             (_, Some(true)) => ShapeConfig::eager(),
-            (Some(sizes), _) => ShapeConfig::from_tokens(sizes, rows, &[k]),
-            (None, _) => ShapeConfig::cpu_default(rows, &[k], rows),
+            (Some(sizes), _) => ShapeConfig::from_tokens(sizes, rows, &k_values),
+            (None, _) => ShapeConfig::cpu_default(rows, &k_values, rows),
         };
         let uniform =
             |(query_len, ladder): (&u32, &Vec<u32>)| ladder.last().map_or(0, |entry| entry.saturating_mul(*query_len));
@@ -181,13 +253,20 @@ impl Settings {
         let defaults = Deadlines::default();
         FleetConfig {
             dp_size: self.dp_size,
-            lockstep: self.flags.lockstep == Some(Switch::On),
+            tp_size: self.tp_size,
+            lockstep: self.lockstep(),
             join_token: self.join_token.clone(),
             protocol_hash: paceline_proto::PROTOCOL_HASH.to_owned(),
             limits,
             shapes,
             k,
-            drafter: if self.speculation.is_some() { Drafter::Ngram } else { Drafter::None },
+            k_by_rows: self.speculation.as_ref().map_or_else(Vec::new, |speculation| speculation.k_by_rows.clone()),
+            drafter: match self.speculation.as_ref().map(|speculation| speculation.method) {
+                None => Drafter::None,
+                Some(Method::Ngram) => Drafter::Ngram,
+                Some(Method::Mtp) => Drafter::Model,
+            },
+            drafter_layers: self.drafter_layers(model),
             queue: QueueLimits { requests: self.flags.max_num_queued_reqs, tokens: self.flags.max_num_queued_tokens },
             prefix_cache: None,
             policies: Policies::default(),
@@ -216,6 +295,7 @@ impl Settings {
             kv_cache_memory_bytes: self.flags.kv_cache_memory_bytes.unwrap_or(1 << 30),
             num_blocks_override: self.flags.num_gpu_blocks_override.unwrap_or(0),
             threads: self.flags.threads_per_rank.unwrap_or(0),
+            expert_parallel: self.expert_parallel,
         }
     }
 
@@ -231,13 +311,6 @@ fn read_file(path: &PathBuf) -> Result<Flags, Failure> {
         let message = error.message().lines().collect::<Vec<_>>().join(" ");
         usage(format!("{}: {message}", path.display()))
     })
-}
-
-fn speculation(json: &str) -> Result<Speculation, Failure> {
-    let read: Speculation =
-        serde_json::from_str(json).map_err(|error| usage(format!("--speculative-config: {error}")))?;
-    within("num_speculative_tokens of --speculative-config", read.num_speculative_tokens.into(), 1, 64)?;
-    Ok(read)
 }
 
 #[cfg(test)]
@@ -262,7 +335,8 @@ mod tests {
         let speculative = |json: &str| Flags { speculative_config: Some(json.to_owned()), ..base() };
         let cases = [
             (Flags { data_parallel_size: Some(0), ..base() }, "--data-parallel-size is 0, must be between 1 and"),
-            (Flags { tensor_parallel_size: Some(2), ..base() }, "--tensor-parallel-size is 2, only 1"),
+            (Flags { tensor_parallel_size: Some(0), ..base() }, "--tensor-parallel-size is 0, must be between 1 and"),
+            (Flags { demo: Some(Demo::Moe), ..base() }, "--demo is demo:moe, and the model to serve is folder"),
             (Flags { max_num_seqs: Some(0), ..base() }, "--max-num-seqs is 0"),
             (Flags { block_size: Some(0), ..base() }, "--block-size is 0"),
             (speculative("{}"), "--speculative-config"),

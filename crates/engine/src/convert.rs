@@ -6,7 +6,7 @@ use paceline_sampling::TokenLogprobs;
 use paceline_scheduler::{EmittedToken, Finish, Refusal, RequestId, RequestSpec, Stats};
 
 use crate::handle::{FailureKind, FinishReason, GenerateRequest, SubmitError, TokenOutput};
-use crate::status::{FleetCounters, FleetStatus, ModelLimits, RankCounters, RankState, RankStatus};
+use crate::status::{FleetCounters, FleetStatus, ModelLimits, RankCounters, RankState, RankStatus, WorkerStatus};
 
 pub(crate) fn spec(id: u64, request: GenerateRequest) -> RequestSpec {
     RequestSpec {
@@ -109,25 +109,32 @@ pub(crate) fn status(fleet: &Fleet) -> FleetStatus {
     }
 }
 
-fn rank_status(rank: paceline_fleet::RankStatus, stats: Option<&Stats>) -> RankStatus {
-    let state = match rank.state {
+const fn rank_state(state: FleetRankState) -> RankState {
+    match state {
         FleetRankState::Absent => RankState::Absent,
         FleetRankState::Loading => RankState::Loading,
         FleetRankState::Loaded => RankState::Loaded,
         FleetRankState::Ready => RankState::Ready,
         FleetRankState::Recovering => RankState::Recovering,
         FleetRankState::Stopped => RankState::Stopped,
-    };
-    let (dp_rank, restarts) = (rank.dp_rank.get(), rank.restarts);
+    }
+}
+
+fn rank_status(rank: paceline_fleet::RankStatus, stats: Option<&Stats>) -> RankStatus {
+    let (dp_rank, state, restarts) = (rank.dp_rank.get(), rank_state(rank.state), rank.restarts);
+    let workers = rank.workers.iter();
+    let workers = workers.map(|worker| WorkerStatus { tp_rank: worker.tp_rank, state: rank_state(worker.state) });
+    let workers = workers.collect();
     let found = stats.and_then(|stats| stats.ranks.iter().find(|stats| stats.dp_rank == rank.dp_rank));
     let Some(stats) = found else {
-        return RankStatus { dp_rank, state, restarts, ..RankStatus::default() };
+        return RankStatus { dp_rank, state, restarts, workers, ..RankStatus::default() };
     };
     let counters = &stats.counters;
     RankStatus {
         dp_rank,
         state,
         restarts,
+        workers,
         running: stats.running as usize,
         kv_blocks_used: stats.blocks_used,
         kv_blocks_total: stats.blocks_total,

@@ -47,8 +47,33 @@ pub struct ModelSettings {
     pub kv_cache_memory_bytes: u64,
     /// KV blocks per rank; 0 is what the memory holds.
     pub num_blocks_override: u32,
-    /// Threads of one rank's model; 0 is the worker's choice.
+    /// Threads of one worker's model; 0 is the worker's choice.
     pub threads: u32,
+    /// How experts are shared by the workers of a group.
+    pub expert_parallel: ExpertParallel,
+}
+
+/// How the experts of a mixture are shared by the workers of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertParallel {
+    /// Every rank has all of them; its tp workers share each.
+    #[default]
+    Off,
+    /// Whole experts on each worker; tokens travel by all-gather, results by reduce-scatter.
+    AllgatherReducescatter,
+    /// Whole experts on each worker; tokens and results travel by all-to-all of fixed size.
+    AllToAll,
+}
+
+impl ExpertParallel {
+    /// Its name for workers, flags and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::AllgatherReducescatter => "allgather_reducescatter",
+            Self::AllToAll => "all_to_all",
+        }
+    }
 }
 
 /// What an engine is made with.
@@ -83,7 +108,7 @@ impl Engine {
     pub fn build(options: Options) -> Result<Self, Error> {
         let fleet = Fleet::new(options.fleet.clone())?;
         let (events, received) = mpsc::channel(EVENT_CHANNEL);
-        let (orders, ordered) = mpsc::channel(8 * options.fleet.dp_size as usize + 8);
+        let (orders, ordered) = mpsc::channel(8 * (options.fleet.dp_size * options.fleet.tp_size) as usize + 8);
         let supervisor = Some(Supervisor { orders: ordered, events: events.clone() });
         let abandoned = Abandoned::new(events.clone());
         let publisher = Publisher::default();
@@ -193,7 +218,7 @@ fn settings(options: &Options) -> WorkerSettings {
         attention_backend: model.attention_backend.clone(),
         attention_contract: model.attention_contract.clone(),
         dp_size: fleet.dp_size,
-        tp_size: 1,
+        tp_size: fleet.tp_size,
         max_num_seqs: limits.max_num_seqs,
         max_num_batched_tokens: limits.max_num_batched_tokens,
         max_model_len: limits.max_model_len,
@@ -209,7 +234,7 @@ fn settings(options: &Options) -> WorkerSettings {
         drafter: drafter.to_owned(),
         threads: model.threads,
         row_ladders,
-        expert_parallel: "off".to_owned(),
-        drafter_layers: 0,
+        expert_parallel: model.expert_parallel.name().to_owned(),
+        drafter_layers: fleet.drafter_layers,
     }
 }

@@ -44,6 +44,7 @@ pub(crate) struct Submission {
 /// A steps stream that says whose it is.
 pub(crate) struct Hello {
     pub(crate) dp_rank: u32,
+    pub(crate) tp_rank: u32,
     pub(crate) incarnation: String,
     pub(crate) join_token: String,
     pub(crate) sender: StepsSender,

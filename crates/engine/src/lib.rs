@@ -18,7 +18,7 @@ mod status;
 mod step_loop;
 mod supervise;
 
-pub use engine::{Engine, ModelSettings, Options};
+pub use engine::{Engine, ExpertParallel, ModelSettings, Options};
 pub use error::Error;
 pub use handle::{
     FailureKind, FinishReason, GenerateRequest, Handle, SamplingParams, StreamEvent, SubmitError, TokenLogprobs,
@@ -27,6 +27,7 @@ pub use handle::{
 pub use paceline_scheduler::{ModeTokens, PaddingCounters};
 pub use slot::TokenSink;
 pub use status::{
-    FleetCounters, FleetStatus, MODES, ModelLimits, Publisher, RankCounters, RankState, RankStatus, Spread, StepTimings,
+    FleetCounters, FleetStatus, MODES, ModelLimits, Publisher, RankCounters, RankState, RankStatus, Spread,
+    StepTimings, WorkerStatus,
 };
 pub use supervise::{ExitReporter, LaunchOrder, Supervisor};

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use paceline_fleet::WorkerId;
+use paceline_fleet::{Place, WorkerId};
 use paceline_proto::v1::control_to_worker::Message as ToWorker;
 use paceline_proto::v1::{ControlToWorker, StepEnvelope, StepToWorker, step_to_worker};
 
 use crate::event::{ControlSender, StepsSender};
 
 struct Peer {
-    dp_rank: u32,
+    place: Place,
     incarnation: String,
     control: ControlSender,
     steps: Option<StepsSender>,
@@ -22,14 +22,14 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(crate) fn add(&mut self, worker: WorkerId, dp_rank: u32, incarnation: String, control: ControlSender) {
-        self.peers.insert(worker, Peer { dp_rank, incarnation, control, steps: None });
+    pub(crate) fn add(&mut self, worker: WorkerId, place: Place, incarnation: String, control: ControlSender) {
+        self.peers.insert(worker, Peer { place, incarnation, control, steps: None });
     }
 
     /// Gives a steps stream to the worker that it belongs to, once.
-    pub(crate) fn attach(&mut self, dp_rank: u32, incarnation: &str, steps: StepsSender) -> Option<WorkerId> {
+    pub(crate) fn attach(&mut self, place: Place, incarnation: &str, steps: StepsSender) -> Option<WorkerId> {
         let mut peers = self.peers.iter_mut();
-        let is_it = |peer: &Peer| peer.dp_rank == dp_rank && peer.incarnation == incarnation && peer.steps.is_none();
+        let is_it = |peer: &Peer| peer.place == place && peer.incarnation == incarnation && peer.steps.is_none();
         let (worker, peer) = peers.find(|(_, peer)| is_it(peer))?;
         peer.steps = Some(steps);
         Some(*worker)

@@ -4,7 +4,9 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use paceline_fleet::{Contract, Input, Join, Loaded, PlanRefusal, StepAnswer, StoreAddress, WorkerId};
+use paceline_fleet::{
+    AnswerBody, Contract, Input, Join, Loaded, PlanRefusal, StepAnswer, StoreAddress, TpEcho, WorkerId,
+};
 use paceline_plan::{Epoch, GroupId, StepId, from_bytes};
 use paceline_proto::v1::control_from_worker::Message as FromWorker;
 use paceline_proto::v1::step_from_worker::Message as StepMessage;
@@ -86,6 +88,7 @@ impl Workers for WorkersService {
         let (answer, answered) = oneshot::channel();
         let hello = Hello {
             dp_rank: hello.dp_rank,
+            tp_rank: hello.tp_rank,
             incarnation: hello.incarnation,
             join_token: hello.join_token,
             sender,
@@ -186,12 +189,19 @@ fn loaded(loaded: v1::Loaded) -> Loaded {
     }
 }
 
+/// A reply without a body is that of a tp worker whose tokens are in the reply of tp worker 0.
 fn answer(reply: &Reply) -> StepAnswer {
+    let Reply { tokens_digest, passes, collectives, .. } = *reply;
+    let body = if reply.body.is_empty() {
+        Ok(AnswerBody::Echo(TpEcho { tokens_digest, passes, collectives }))
+    } else {
+        from_bytes(&reply.body).map(AnswerBody::Rows)
+    };
     StepAnswer {
         group: GroupId::new(reply.group),
         epoch: Epoch::new(reply.epoch),
         step: StepId::new(reply.step),
         digest: reply.digest,
-        body: from_bytes(&reply.body),
+        body,
     }
 }

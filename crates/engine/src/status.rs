@@ -106,10 +106,21 @@ pub struct RankStatus {
     pub kv_blocks_used: u32,
     /// KV blocks of the pool.
     pub kv_blocks_total: u32,
-    /// Workers that took the rank's place after the first.
+    /// Times that the rank was manned again after the first.
     pub restarts: u64,
+    /// Its workers, by `tp_rank`.
+    pub workers: Vec<WorkerStatus>,
     /// Counts since start-up.
     pub counters: RankCounters,
+}
+
+/// One worker of a rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkerStatus {
+    /// Its place within the rank.
+    pub tp_rank: u32,
+    /// Where it is in its life.
+    pub state: RankState,
 }
 
 /// Counts of the fleet since start-up.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use paceline_fleet::{Action, Dispatch, Fleet, Input, Level, StepAnswer, WorkerId};
-use paceline_plan::GroupId;
+use paceline_fleet::{Action, AnswerBody, Dispatch, Fleet, Input, Level, Place, StepAnswer, WorkerId};
+use paceline_plan::{DpRank, GroupId};
 use paceline_proto::v1::control_to_worker::Message as ToWorker;
 use paceline_proto::v1::{BindStore, Form, Rejected, StepEnvelope, Stop, Welcome, WorkerSettings};
 use paceline_scheduler::{RankExplanation, RequestId};
@@ -98,7 +98,7 @@ impl StepLoop {
             Event::Wake => {}
             Event::Submit(submission) => self.submit(*submission),
             Event::Join(worker, join, control) => {
-                self.peers.add(worker, join.dp_rank, join.incarnation.clone(), control);
+                self.peers.add(worker, join.place(), join.incarnation.clone(), control);
                 self.feed(Input::Join(worker, *join));
             }
             Event::Hello(hello) => self.hello(*hello),
@@ -135,7 +135,8 @@ impl StepLoop {
 
     fn hello(&mut self, hello: Hello) {
         let worker = if hello.join_token == self.parts.join_token {
-            self.peers.attach(hello.dp_rank, &hello.incarnation, hello.sender)
+            let place = Place::new(DpRank::new(hello.dp_rank), hello.tp_rank);
+            self.peers.attach(place, &hello.incarnation, hello.sender)
         } else {
             None
         };
@@ -151,7 +152,10 @@ impl StepLoop {
 
     fn reply(&mut self, worker: WorkerId, answer: StepAnswer, received: Instant) {
         let group = answer.group;
-        let worker_us = answer.body.as_ref().map_or([0; 4], |reply| reply.timings_us);
+        let worker_us = match &answer.body {
+            Ok(AnswerBody::Rows(reply)) => reply.timings_us,
+            _ => [0; 4],
+        };
         let began = Instant::now();
         self.feed(Input::Reply(worker, answer));
         let Some(running) = self.running.get_mut(&group) else { return };
@@ -205,9 +209,10 @@ impl StepLoop {
             Action::Answer { .. } | Action::Tokens { .. } | Action::Fail { .. } | Action::Aborted { .. } => {
                 self.outbox.push(action);
             }
-            Action::Respawn { dp_rank } => {
-                if self.parts.orders.try_send(LaunchOrder { dp_rank: dp_rank.get() }).is_err() {
-                    tracing::warn!("dp{dp_rank}: nobody starts workers; waiting for one that dials in");
+            Action::Respawn { place } => {
+                if self.parts.orders.try_send(LaunchOrder { place }).is_err() {
+                    let name = place.name(self.parts.settings.tp_size);
+                    tracing::warn!("{name}: nobody starts workers; waiting for one that dials in");
                 }
             }
             Action::Sized => {

@@ -1,16 +1,15 @@
 //! Between the engine and whoever starts worker processes.
 
-use paceline_fleet::Input;
-use paceline_plan::DpRank;
+use paceline_fleet::{Input, Place};
 use tokio::sync::mpsc;
 
 use crate::event::Event;
 
-/// A rank needs a new worker process; the old one, if it still runs, is to be killed.
+/// A place needs a new worker process; the old one, if it still runs, is to be killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchOrder {
-    /// Which rank.
-    pub dp_rank: u32,
+    /// Which place.
+    pub place: Place,
 }
 
 /// The launcher's end: orders in, ended processes out. Dropping it says that nobody starts workers.
@@ -40,8 +39,8 @@ pub struct ExitReporter {
 
 impl ExitReporter {
     /// A worker process ended that nobody had told to; `how` is for people, such as `exit status 1`.
-    pub async fn exited(&self, dp_rank: u32, process_id: u32, how: &str) {
-        let input = Input::Exited(DpRank::new(dp_rank), process_id, format!("its process ended ({how})"));
+    pub async fn exited(&self, place: Place, process_id: u32, how: &str) {
+        let input = Input::Exited(place, process_id, format!("its process ended ({how})"));
         // An engine that has ended needs no report.
         let _ = self.events.send(Event::Fleet(input)).await;
     }

@@ -1,13 +1,17 @@
 //! What a fleet is made with.
 
 use paceline_plan::{DpRank, WorkerLimits};
-use paceline_scheduler::{CacheSecret, Config as SchedulerConfig, Drafter, Policies, QueueLimits, ShapeConfig};
+use paceline_scheduler::{
+    CacheSecret, Config as SchedulerConfig, Drafter, KByRows, Policies, QueueLimits, ShapeConfig,
+};
 
 /// What a fleet is made with. Fixed for its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Data-parallel ranks.
     pub dp_size: u32,
+    /// Workers of a rank, which share its model; at least 1.
+    pub tp_size: u32,
     /// True: all ranks are one lockstep group. False: each rank is its own and steps at its own pace.
     pub lockstep: bool,
     /// What a worker must present to join.
@@ -20,8 +24,12 @@ pub struct Config {
     pub shapes: ShapeConfig,
     /// k: drafts proposed for a row in a step.
     pub k: u32,
+    /// k by the running rows of a group's largest rank; empty: always `k`.
+    pub k_by_rows: Vec<KByRows>,
     /// How drafts are proposed.
     pub drafter: Drafter,
+    /// Draft layers with a KV cache of their own; 0 unless a model drafts.
+    pub drafter_layers: u32,
     /// How much may wait.
     pub queue: QueueLimits,
     /// What the prefix cache's keys are made with; nothing switches the cache off.
@@ -37,7 +45,7 @@ pub struct Config {
 /// Time limits in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// From the fleet's start to its first readiness.
+    /// From the fleet's start to its first readiness; later, from the moment that a group is complete to its service.
     pub start_ms: u64,
     /// A worker in service without heartbeat for so long is lost.
     pub heartbeat_ms: u64,
@@ -70,7 +78,9 @@ impl Config {
     pub fn scheduler(&self, limits: WorkerLimits) -> SchedulerConfig {
         let mut config = SchedulerConfig::new(self.groups(), limits, self.shapes.clone());
         config.k = self.k;
+        config.k_by_rows = self.k_by_rows.clone();
         config.drafter = self.drafter;
+        config.drafter_layers = self.drafter_layers;
         config.queue = self.queue;
         config.prefix_cache = self.prefix_cache;
         config.policies = self.policies;

@@ -8,10 +8,12 @@ use crate::message::WorkerId;
 #[derive(Clone, Debug)]
 pub struct Dispatch {
     pub(crate) plan: StepPlan,
-    pub(crate) workers: Vec<WorkerId>,
+    /// The tp workers of each rank, in the group's order.
+    pub(crate) workers: Vec<Vec<WorkerId>>,
 }
 
-/// The bytes of a plan: the group part once, the rank parts in the group's order.
+/// The bytes of a plan: the group part once, the rank parts in the group's order, the same for all of a rank's tp
+/// workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
     /// Digest of the group part.
@@ -31,7 +33,13 @@ impl Dispatch {
     /// Encodes it. A pure function, apart from the fleet so that a shell can measure it.
     pub fn encode(&self) -> Encoded {
         let group_part = to_bytes(self.plan.group());
-        let rank_parts = self.workers.iter().zip(self.plan.ranks()).map(|(worker, part)| (*worker, to_bytes(part)));
-        Encoded { digest: digest(&group_part), rank_parts: rank_parts.collect(), group_part }
+        let mut rank_parts = Vec::new();
+        for (workers, part) in self.workers.iter().zip(self.plan.ranks()) {
+            let bytes = to_bytes(part);
+            let Some((last, others)) = workers.split_last() else { continue };
+            rank_parts.extend(others.iter().map(|worker| (*worker, bytes.clone())));
+            rank_parts.push((*last, bytes));
+        }
+        Encoded { digest: digest(&group_part), rank_parts, group_part }
     }
 }

@@ -4,68 +4,70 @@ use paceline_plan::DpRank;
 use paceline_scheduler::RequestId;
 
 use crate::fleet::Fleet;
-use crate::group::{Group, Phase, Stage, names};
+use crate::group::{Group, Phase, Stage, names, place_names};
 use crate::message::{Action, FailureKind, Level, WorkerId};
+use crate::place::Place;
 
 /// Between two ticks; a longer gap means that this process itself did not run, and nobody is blamed for it.
 const TICK_GAP_MS: u64 = 2_000;
 
 impl Fleet {
     pub(crate) fn lost(&mut self, id: WorkerId, reason: &str) {
-        let Some((index, dp_rank)) = self.find(id) else { return };
-        self.fault(index, &[dp_rank], FailureKind::WorkerLost, &format!("worker lost: {reason}"));
+        let Some((index, place)) = self.find(id) else { return };
+        self.fault(index, &[place], FailureKind::WorkerLost, &format!("worker lost: {reason}"));
     }
 
-    /// A process ended. One that never joined leaves its rank without a worker; one that was let go of is no news.
-    pub(crate) fn exited(&mut self, dp_rank: DpRank, process_id: u32, reason: &str) {
+    /// A process ended. One that never joined leaves its place without a worker; one that was let go of is no news.
+    pub(crate) fn exited(&mut self, place: Place, process_id: u32, reason: &str) {
         let held = self.groups.iter().flat_map(Group::workers);
-        let held = held.map(|(rank, worker)| (rank, worker.id, worker.process_id)).find(|(rank, ..)| *rank == dp_rank);
+        let held = held.map(|(at, worker)| (at, worker.id, worker.process_id)).find(|(at, ..)| *at == place);
         match held {
             Some((_, id, held_process_id)) if held_process_id == process_id => self.lost(id, reason),
             Some(_) => {}
             None => {
-                let member = self.groups.iter_mut().find_map(|group| group.member(dp_rank));
+                let member = self.groups.iter_mut().find_map(|group| group.member(place));
                 if member.is_some_and(|member| member.gone_process_id != Some(process_id)) && !self.stopping {
-                    self.replace_or_give_up(dp_rank, &format!("worker ended before it joined: {reason}"));
+                    self.replace_or_give_up(place, &format!("worker ended before it joined: {reason}"));
                 }
             }
         }
     }
 
-    fn replace_or_give_up(&mut self, dp_rank: DpRank, message: &str) {
+    fn replace_or_give_up(&mut self, place: Place, message: &str) {
+        let message = format!("{}: {message}", self.name(place));
         if self.config.fatal_start && !self.was_ready {
             self.stopping = true;
-            self.actions.push(Action::Fatal { message: format!("dp{dp_rank}: {message}") });
+            self.actions.push(Action::Fatal { message });
         } else {
-            self.log(Level::Error, format!("dp{dp_rank}: {message}"));
-            self.actions.push(Action::Respawn { dp_rank });
+            self.log(Level::Error, message);
+            self.actions.push(Action::Respawn { place });
         }
     }
 
-    /// Ends the epoch of a group. `blamed` are the ranks at fault.
-    pub(crate) fn fault(&mut self, index: usize, blamed: &[DpRank], kind: FailureKind, message: &str) {
+    /// Ends the epoch of a group. `blamed` are the workers at fault.
+    pub(crate) fn fault(&mut self, index: usize, blamed: &[Place], kind: FailureKind, message: &str) {
         if self.stopping {
             return;
         }
         // Nothing binds the workers to each other before they meet: only those at fault are replaced.
         let alone = matches!(self.groups[index].phase, Phase::Assembling);
-        let leaving: Vec<DpRank> = if alone { blamed.to_vec() } else { self.groups[index].dp_ranks() };
+        let leaving: Vec<Place> = if alone { blamed.to_vec() } else { self.groups[index].places() };
         if !alone {
             self.end_epoch(index, blamed, kind, message);
         }
-        let told = format!("{}: {message}", names(blamed));
-        for dp_rank in &leaving {
-            let Some(member) = self.groups[index].member(*dp_rank) else { continue };
+        let told = format!("{}: {message}", place_names(blamed, self.config.tp_size));
+        for place in &leaving {
+            let Some(member) = self.groups[index].member(*place) else { continue };
             if let Some(worker) = member.worker.take() {
                 member.gone_process_id = Some(worker.process_id);
                 self.actions.push(Action::StopWorker { worker: worker.id, reason: told.clone() });
             }
         }
-        for dp_rank in leaving {
+        for place in leaving {
             if alone || (self.config.fatal_start && !self.was_ready) {
-                self.replace_or_give_up(dp_rank, message);
+                self.replace_or_give_up(place, message);
             } else {
-                self.actions.push(Action::Respawn { dp_rank });
+                self.actions.push(Action::Respawn { place });
             }
             if self.stopping {
                 return;
@@ -73,7 +75,7 @@ impl Fleet {
         }
     }
 
-    fn end_epoch(&mut self, index: usize, blamed: &[DpRank], kind: FailureKind, message: &str) {
+    fn end_epoch(&mut self, index: usize, blamed: &[Place], kind: FailureKind, message: &str) {
         let group = &mut self.groups[index];
         group.phase = Phase::Assembling;
         group.epoch = group.epoch.next();
@@ -89,14 +91,10 @@ impl Fleet {
                 scheduler.set_available(*dp_rank, false);
             }
         }
-        let log = format!(
-            "{}: {message}; group {id} ({}) recovers as epoch {epoch}, {} requests end",
-            names(blamed),
-            names(&dp_ranks),
-            ended.len()
-        );
+        let told = format!("{}: {message}", place_names(blamed, self.config.tp_size));
+        let (group, count) = (names(&dp_ranks), ended.len());
+        let log = format!("{told}; group {id} ({group}) recovers as epoch {epoch}, {count} requests end");
         self.log(Level::Error, log);
-        let told = format!("{}: {message}", names(blamed));
         for request in ended {
             self.fail(request, kind, told.clone());
         }
@@ -120,6 +118,7 @@ impl Fleet {
                 for worker in group.members.iter_mut().filter_map(|member| member.worker.as_mut()) {
                     worker.heard_ms += gap_ms;
                 }
+                group.met_ms += gap_ms;
                 if let Phase::Stepping(in_flight) = &mut group.phase {
                     in_flight.deadline_ms += gap_ms;
                 }
@@ -127,6 +126,7 @@ impl Fleet {
         }
         self.check_start();
         for index in 0..self.groups.len() {
+            self.check_meeting(index);
             self.check_silence(index);
             self.check_step(index);
         }
@@ -137,11 +137,25 @@ impl Fleet {
         if self.was_ready || self.now_ms <= self.config.deadlines.start_ms {
             return;
         }
-        let missing: Vec<DpRank> = self.groups.iter().flat_map(|group| group.missing(Stage::Formed)).collect();
+        let missing: Vec<Place> = self.groups.iter().flat_map(|group| group.missing(Stage::Formed)).collect();
         let limit_s = self.config.deadlines.start_ms / 1_000;
         self.stopping = true;
-        let message = format!("{}: not in service within {limit_s} s of the start", names(&missing));
+        let missing = place_names(&missing, self.config.tp_size);
+        let message = format!("{missing}: not in service within {limit_s} s of the start");
         self.actions.push(Action::Fatal { message });
+    }
+
+    /// Meeting includes a warm-up with all peers: a worker that does not come through it holds up its whole group.
+    fn check_meeting(&mut self, index: usize) {
+        let group = &self.groups[index];
+        let limit_ms = self.config.deadlines.start_ms;
+        let meets = matches!(group.phase, Phase::Binding | Phase::Forming);
+        if !meets || self.now_ms.saturating_sub(group.met_ms) <= limit_ms {
+            return;
+        }
+        let missing = group.missing(Stage::Formed);
+        let message = format!("worker lost: did not meet its peers within {} s", limit_ms / 1_000);
+        self.fault(index, &missing, FailureKind::WorkerLost, &message);
     }
 
     fn check_silence(&mut self, index: usize) {
@@ -151,7 +165,7 @@ impl Fleet {
         }
         let limit_ms = self.config.deadlines.heartbeat_ms;
         let silent = group.workers().filter(|(_, worker)| self.now_ms.saturating_sub(worker.heard_ms) > limit_ms);
-        let silent: Vec<DpRank> = silent.map(|(dp_rank, _)| dp_rank).collect();
+        let silent: Vec<Place> = silent.map(|(place, _)| place).collect();
         if !silent.is_empty() {
             let message = format!("worker lost: no heartbeat for {limit_ms} ms");
             self.fault(index, &silent, FailureKind::WorkerLost, &message);

@@ -10,7 +10,8 @@ use crate::config::Config;
 use crate::group::{Group, Member, Phase, Stage, Worker, names};
 use crate::join::{Difference, Reference, least, serves, within};
 use crate::message::{Action, Input, Join, Level, Loaded, StoreAddress, WorkerId};
-use crate::status::{Counters, RankState, RankStatus};
+use crate::place::Place;
+use crate::status::{Counters, RankState, RankStatus, WorkerStatus};
 
 /// Membership, epochs, deadlines and recovery of all ranks, and the scheduler over them.
 ///
@@ -42,7 +43,9 @@ impl Fleet {
         (limits.num_blocks, limits.vocab_size) = (limits.table_width.max(1), u32::MAX);
         Scheduler::new(config.scheduler(limits))?;
         let groups = config.groups().into_iter().enumerate();
-        let groups = groups.map(|(index, dp_ranks)| Group::new(GroupId::new(index as u32), dp_ranks)).collect();
+        let group =
+            |(index, ranks): (usize, Vec<DpRank>)| Group::new(GroupId::new(index as u32), &ranks, config.tp_size);
+        let groups = groups.map(group).collect();
         Ok(Self {
             config,
             groups,
@@ -62,18 +65,18 @@ impl Fleet {
     pub fn handle(&mut self, input: Input) -> Vec<Action> {
         match input {
             Input::Join(worker, join) => self.join(worker, &join),
-            Input::Attached(worker) => self.with_worker(worker, |_, _, worker| worker.attached = true),
+            Input::Attached(worker) => self.with_worker(worker, |worker| worker.attached = true),
             Input::Loaded(worker, loaded) => self.loaded(worker, loaded),
             Input::StoreBound(worker, epoch, address) => self.store_bound(worker, epoch, &address),
             Input::Formed(worker, epoch) => self.formed(worker, epoch),
             Input::Heartbeat(worker) => {
                 let now_ms = self.now_ms;
-                self.with_worker(worker, |_, _, worker| worker.heard_ms = now_ms);
+                self.with_worker(worker, |worker| worker.heard_ms = now_ms);
             }
             Input::Reply(worker, answer) => self.reply(worker, answer),
             Input::Refused(worker, refusal) => self.refused(worker, &refusal),
             Input::Lost(worker, reason) => self.lost(worker, &reason),
-            Input::Exited(dp_rank, process_id, reason) => self.exited(dp_rank, process_id, &reason),
+            Input::Exited(place, process_id, reason) => self.exited(place, process_id, &reason),
             Input::Submit(spec) => self.submit(*spec),
             Input::Abort(request) => self.abort(request),
             Input::Tick(now_ms) => self.tick(now_ms),
@@ -115,18 +118,22 @@ impl Fleet {
     }
 
     /// Where a worker is; nothing for one that was let go of.
-    pub(crate) fn find(&self, id: WorkerId) -> Option<(usize, DpRank)> {
+    pub(crate) fn find(&self, id: WorkerId) -> Option<(usize, Place)> {
         self.groups.iter().enumerate().find_map(|(index, group)| {
-            let (dp_rank, _) = group.workers().find(|(_, worker)| worker.id == id)?;
-            Some((index, dp_rank))
+            let (place, _) = group.workers().find(|(_, worker)| worker.id == id)?;
+            Some((index, place))
         })
     }
 
-    fn with_worker(&mut self, id: WorkerId, change: impl FnOnce(usize, DpRank, &mut Worker)) {
-        if let Some((index, dp_rank)) = self.find(id)
-            && let Some(worker) = self.groups[index].worker(dp_rank)
+    pub(crate) fn name(&self, place: Place) -> String {
+        place.name(self.config.tp_size)
+    }
+
+    fn with_worker(&mut self, id: WorkerId, change: impl FnOnce(&mut Worker)) {
+        if let Some((index, place)) = self.find(id)
+            && let Some(worker) = self.groups[index].worker(place)
         {
-            change(index, dp_rank, worker);
+            change(worker);
         }
     }
 
@@ -143,19 +150,18 @@ impl Fleet {
         }
         if let Err(difference) = self.reference.check(&self.config, &self.groups, join) {
             let Difference { field, expected, got } = &difference;
-            let message = format!(
-                "dp{}: join of process {} refused: {field}: expected {expected}, got {got}",
-                join.dp_rank, join.process_id
-            );
+            let (name, process_id) = (self.name(join.place()), join.process_id);
+            let message =
+                format!("{name}: join of process {process_id} refused: {field}: expected {expected}, got {got}");
             self.log(Level::Error, message);
             return self.reject(id, difference);
         }
         let now_ms = self.now_ms;
-        let dp_rank = DpRank::new(join.dp_rank);
-        let Some(group) = self.groups.iter_mut().find(|group| group.dp_ranks().contains(&dp_rank)) else {
+        let place = join.place();
+        let Some(group) = self.groups.iter_mut().find(|group| group.places().contains(&place)) else {
             return;
         };
-        if let Some(member) = group.member(dp_rank) {
+        if let Some(member) = group.member(place) {
             member.restarts += u64::from(member.joined_before);
             member.joined_before = true;
             member.worker = Some(Worker {
@@ -169,11 +175,11 @@ impl Fleet {
         }
         let (group, epoch, dp_ranks) = (group.id, group.epoch, group.dp_ranks());
         self.actions.push(Action::Welcome { worker: id, group, epoch, dp_ranks });
-        self.log(Level::Info, format!("dp{dp_rank}: worker joined (process {})", join.process_id));
+        self.log(Level::Info, format!("{}: worker joined (process {})", self.name(place), join.process_id));
     }
 
     fn loaded(&mut self, id: WorkerId, loaded: Loaded) {
-        let Some((_, dp_rank)) = self.find(id) else { return };
+        let Some((_, place)) = self.find(id) else { return };
         if let Err(Difference { field, expected, got }) = within(&self.config, &loaded.contract) {
             let name = &loaded.contract.name;
             return self.lost(id, &format!("attention contract {name}: {field}: expected {expected}, got {got}"));
@@ -184,8 +190,8 @@ impl Fleet {
             let Difference { field, expected, got } = difference;
             return self.lost(id, &format!("{field}: expected {expected}, got {got}"));
         }
-        self.log(Level::Info, format!("dp{dp_rank}: worker loaded, {} KV blocks", loaded.num_blocks));
-        self.with_worker(id, |_, _, worker| (worker.stage, worker.loaded) = (Stage::Loaded, loaded));
+        self.log(Level::Info, format!("{}: worker loaded, {} KV blocks", self.name(place), loaded.num_blocks));
+        self.with_worker(id, |worker| (worker.stage, worker.loaded) = (Stage::Loaded, loaded));
     }
 
     fn store_bound(&mut self, id: WorkerId, epoch: Epoch, address: &StoreAddress) {
@@ -197,11 +203,11 @@ impl Fleet {
 
     fn formed(&mut self, id: WorkerId, epoch: Epoch) {
         let now_ms = self.now_ms;
-        let Some((index, dp_rank)) = self.find(id) else { return };
+        let Some((index, place)) = self.find(id) else { return };
         let group = &mut self.groups[index];
         if matches!(group.phase, Phase::Forming)
             && group.epoch == epoch
-            && let Some(worker) = group.worker(dp_rank)
+            && let Some(worker) = group.worker(place)
         {
             (worker.stage, worker.heard_ms) = (Stage::Formed, now_ms);
         }
@@ -246,7 +252,9 @@ impl Fleet {
     }
 
     fn meet(&mut self, index: usize) {
+        let now_ms = self.now_ms;
         let group = &mut self.groups[index];
+        group.met_ms = now_ms;
         if group.members.len() == 1 {
             return self.form(index, None);
         }
@@ -290,16 +298,27 @@ impl Fleet {
 }
 
 fn rank_states(group: &Group) -> Vec<RankStatus> {
-    let status = |member: &Member| {
-        let state = match (&group.phase, &member.worker) {
-            (Phase::Stopped, _) => RankState::Stopped,
-            (Phase::Ready | Phase::Stepping(_), _) => RankState::Ready,
-            _ if group.proven => RankState::Recovering,
-            (_, None) => RankState::Absent,
-            (_, Some(worker)) if worker.stage == Stage::Joined => RankState::Loading,
-            (_, Some(_)) => RankState::Loaded,
-        };
-        RankStatus { dp_rank: member.dp_rank, state, restarts: member.restarts }
+    let state = |member: &Member| match (&group.phase, &member.worker) {
+        (Phase::Stopped, _) => RankState::Stopped,
+        (Phase::Ready | Phase::Stepping(_), _) => RankState::Ready,
+        _ if group.proven => RankState::Recovering,
+        (_, None) => RankState::Absent,
+        (_, Some(worker)) if worker.stage == Stage::Joined => RankState::Loading,
+        (_, Some(_)) => RankState::Loaded,
     };
-    group.members.iter().map(status).collect()
+    let worker = |member: &Member| WorkerStatus {
+        tp_rank: member.place.tp_rank,
+        state: state(member),
+        restarts: member.restarts,
+    };
+    let rank = |members: &[Member]| {
+        let workers: Vec<WorkerStatus> = members.iter().map(worker).collect();
+        RankStatus {
+            dp_rank: members[0].place.dp_rank,
+            state: workers.iter().map(|worker| worker.state).min().unwrap_or(RankState::Absent),
+            restarts: workers.iter().map(|worker| worker.restarts).max().unwrap_or(0),
+            workers,
+        }
+    };
+    group.members.chunks(group.tp_size as usize).map(rank).collect()
 }

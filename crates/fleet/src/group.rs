@@ -1,8 +1,11 @@
 //! One lockstep group: who its workers are and how far they have come.
 
-use paceline_plan::{DpRank, Epoch, GroupId, StepId};
+use std::collections::BTreeMap;
+
+use paceline_plan::{DpRank, Epoch, GroupId, StepId, StepReply};
 
 use crate::message::{Loaded, WorkerId};
+use crate::place::Place;
 
 /// How far a worker has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -12,7 +15,7 @@ pub(crate) enum Stage {
     Formed,
 }
 
-/// The worker of one rank.
+/// The worker of one place.
 #[derive(Clone, Debug)]
 pub(crate) struct Worker {
     pub(crate) id: WorkerId,
@@ -29,8 +32,13 @@ pub(crate) struct InFlight {
     pub(crate) step: StepId,
     pub(crate) digest: u64,
     pub(crate) passes: u32,
-    pub(crate) collectives: Option<(DpRank, u32)>,
-    pub(crate) waiting: Vec<DpRank>,
+    /// Of the first answer, for comparison with the others.
+    pub(crate) collectives: Option<u32>,
+    pub(crate) waiting: Vec<Place>,
+    /// Replies of ranks that some tp worker has not answered for.
+    pub(crate) held: BTreeMap<DpRank, StepReply>,
+    /// Digests of the tokens of the other tp workers.
+    pub(crate) echoes: BTreeMap<Place, u64>,
     pub(crate) deadline_ms: u64,
 }
 
@@ -51,10 +59,10 @@ pub(crate) enum Phase {
     Stopped,
 }
 
-/// One rank of a group.
+/// One place of a group.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
-    pub(crate) dp_rank: DpRank,
+    pub(crate) place: Place,
     pub(crate) worker: Option<Worker>,
     pub(crate) restarts: u64,
     pub(crate) joined_before: bool,
@@ -68,62 +76,79 @@ pub(crate) struct Group {
     pub(crate) id: GroupId,
     pub(crate) epoch: Epoch,
     pub(crate) phase: Phase,
+    /// Workers of a rank.
+    pub(crate) tp_size: u32,
+    /// By rank and tp rank: the index is a worker's rank in the world of the group.
     pub(crate) members: Vec<Member>,
     /// True once it has been in service.
     pub(crate) proven: bool,
     /// Since when it has not been in service.
     pub(crate) down_since_ms: u64,
+    /// When its workers began to meet.
+    pub(crate) met_ms: u64,
 }
 
 impl Group {
-    pub(crate) fn new(id: GroupId, dp_ranks: Vec<DpRank>) -> Self {
-        let member =
-            |dp_rank| Member { dp_rank, worker: None, restarts: 0, joined_before: false, gone_process_id: None };
+    pub(crate) fn new(id: GroupId, dp_ranks: &[DpRank], tp_size: u32) -> Self {
+        let places = dp_ranks.iter().flat_map(|rank| (0..tp_size).map(|tp_rank| Place::new(*rank, tp_rank)));
+        let member = |place| Member { place, worker: None, restarts: 0, joined_before: false, gone_process_id: None };
         Self {
             id,
             epoch: Epoch::new(1),
             phase: Phase::Assembling,
-            members: dp_ranks.into_iter().map(member).collect(),
+            tp_size,
+            members: places.map(member).collect(),
             proven: false,
             down_since_ms: 0,
+            met_ms: 0,
         }
     }
 
     pub(crate) fn dp_ranks(&self) -> Vec<DpRank> {
-        self.members.iter().map(|member| member.dp_rank).collect()
+        let first = self.members.iter().filter(|member| member.place.tp_rank == 0);
+        first.map(|member| member.place.dp_rank).collect()
+    }
+
+    pub(crate) fn places(&self) -> Vec<Place> {
+        self.members.iter().map(|member| member.place).collect()
     }
 
     pub(crate) const fn in_service(&self) -> bool {
         matches!(self.phase, Phase::Ready | Phase::Stepping(_))
     }
 
-    /// True when every rank has a worker at `stage` or past it, with its steps stream open.
+    /// True when every place has a worker at `stage` or past it, with its steps stream open.
     pub(crate) fn all_at(&self, stage: Stage) -> bool {
         let there = |worker: &Worker| worker.stage >= stage && worker.attached;
         self.members.iter().all(|member| member.worker.as_ref().is_some_and(there))
     }
 
-    /// The ranks that are not at `stage` yet, for people.
-    pub(crate) fn missing(&self, stage: Stage) -> Vec<DpRank> {
+    /// The places whose workers are not at `stage` yet.
+    pub(crate) fn missing(&self, stage: Stage) -> Vec<Place> {
         let there = |worker: &Worker| worker.stage >= stage && worker.attached;
         let absent = |member: &&Member| !member.worker.as_ref().is_some_and(there);
-        self.members.iter().filter(absent).map(|member| member.dp_rank).collect()
+        self.members.iter().filter(absent).map(|member| member.place).collect()
     }
 
-    pub(crate) fn workers(&self) -> impl Iterator<Item = (DpRank, &Worker)> {
-        self.members.iter().filter_map(|member| Some((member.dp_rank, member.worker.as_ref()?)))
+    pub(crate) fn workers(&self) -> impl Iterator<Item = (Place, &Worker)> {
+        self.members.iter().filter_map(|member| Some((member.place, member.worker.as_ref()?)))
     }
 
-    pub(crate) fn member(&mut self, dp_rank: DpRank) -> Option<&mut Member> {
-        self.members.iter_mut().find(|member| member.dp_rank == dp_rank)
+    pub(crate) fn member(&mut self, place: Place) -> Option<&mut Member> {
+        self.members.iter_mut().find(|member| member.place == place)
     }
 
-    pub(crate) fn worker(&mut self, dp_rank: DpRank) -> Option<&mut Worker> {
-        self.member(dp_rank)?.worker.as_mut()
+    pub(crate) fn worker(&mut self, place: Place) -> Option<&mut Worker> {
+        self.member(place)?.worker.as_mut()
     }
 }
 
-/// Rank numbers in words: `dp0, dp2`.
+/// Workers in words: `dp0 tp1, dp2 tp0`, or `dp0, dp2` where a rank is one worker.
+pub(crate) fn place_names(places: &[Place], tp_size: u32) -> String {
+    places.iter().map(|place| place.name(tp_size)).collect::<Vec<_>>().join(", ")
+}
+
+/// Ranks in words: `dp0, dp2`.
 pub(crate) fn names(dp_ranks: &[DpRank]) -> String {
     dp_ranks.iter().map(|dp_rank| format!("dp{dp_rank}")).collect::<Vec<_>>().join(", ")
 }

@@ -37,11 +37,14 @@ impl Reference {
         if join.dp_rank >= config.dp_size {
             return same("dp_rank", &format!("below {}", config.dp_size), &join.dp_rank.to_string());
         }
-        same("tp_rank", "0", &join.tp_rank.to_string())?;
-        let held = groups.iter().flat_map(Group::workers).find(|(dp_rank, _)| dp_rank.get() == join.dp_rank);
-        if let Some((dp_rank, worker)) = held {
-            let taken = format!("dp{dp_rank}, taken by process {}", worker.process_id);
-            return same("dp_rank", "a rank without a worker", &taken);
+        if join.tp_rank >= config.tp_size {
+            return same("tp_rank", &format!("below {}", config.tp_size), &join.tp_rank.to_string());
+        }
+        let held = groups.iter().flat_map(Group::workers).find(|(place, _)| *place == join.place());
+        if let Some((place, worker)) = held {
+            let taken = format!("{}, taken by process {}", place.name(config.tp_size), worker.process_id);
+            let field = if config.tp_size == 1 { "dp_rank" } else { "tp_rank" };
+            return same(field, "a rank without a worker", &taken);
         }
         if let Some((checkpoint, tokenizer)) = &self.digests {
             same("checkpoint_digest", checkpoint, &join.checkpoint_digest)?;

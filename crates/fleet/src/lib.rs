@@ -1,7 +1,7 @@
 //! Pure state machine of membership, epochs, deadlines and recovery.
 //!
-//! Messages and ticks go in, actions come out; it owns the scheduler. Per lockstep group: workers join, load, meet and
-//! are in service; a lost, silent, refusing or lying worker ends the group's epoch, its requests end with an error and
+//! Messages and ticks go in, actions come out; it owns the scheduler. A rank is one worker, or several that share its
+//! model (tensor parallelism). Per lockstep group: workers join, load, meet and are in service; a lost, silent, refusing or lying worker ends the group's epoch, its requests end with an error and
 //! all its workers are replaced, while other groups go on. The fleet is ready only when every rank is in service.
 //!
 //! What it does not do: it knows no clock, thread, socket, randomness, environment or log; it starts and kills no
@@ -15,6 +15,7 @@ mod fleet;
 mod group;
 mod join;
 mod message;
+mod place;
 mod requests;
 mod status;
 mod steps;
@@ -24,7 +25,8 @@ pub use dispatch::{Dispatch, Encoded};
 pub use error::Error;
 pub use fleet::Fleet;
 pub use message::{
-    Action, Contract, Declined, FailureKind, Input, Join, Level, Loaded, PlanRefusal, StepAnswer, StoreAddress,
-    WorkerId,
+    Action, AnswerBody, Contract, Declined, FailureKind, Input, Join, Level, Loaded, PlanRefusal, StepAnswer,
+    StoreAddress, TpEcho, WorkerId,
 };
-pub use status::{Counters, RankState, RankStatus};
+pub use place::Place;
+pub use status::{Counters, RankState, RankStatus, WorkerStatus};

@@ -3,6 +3,8 @@
 use paceline_plan::{DpRank, Epoch, Error as PlanError, GroupId, StepId, StepReply};
 use paceline_scheduler::{EmittedToken, Finish, Refusal, RequestId, RequestSpec};
 
+use crate::place::Place;
+
 /// One connection of a worker, given by the shell: a worker that comes back is another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(u64);
@@ -38,6 +40,13 @@ pub struct Join {
     pub tokenizer_digest: String,
     /// For the log.
     pub process_id: u32,
+}
+
+impl Join {
+    /// Where it wants to be.
+    pub const fn place(&self) -> Place {
+        Place::new(DpRank::new(self.dp_rank), self.tp_rank)
+    }
 }
 
 /// What a worker's attention backend can take.
@@ -77,8 +86,34 @@ pub struct StepAnswer {
     pub step: StepId,
     /// Digest of the group part that it executed.
     pub digest: u64,
-    /// What came of its rows, or why the bytes are no reply.
-    pub body: Result<StepReply, PlanError>,
+    /// What came of it, or why the bytes are no reply.
+    pub body: Result<AnswerBody, PlanError>,
+}
+
+/// What a worker says of a step that it executed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AnswerBody {
+    /// Of tp worker 0: what came of its rank's rows.
+    Rows(StepReply),
+    /// Of the other tp workers: that they did the same.
+    Echo(TpEcho),
+}
+
+/// What must be equal on all tp workers of a rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TpEcho {
+    /// [`StepReply::tokens_digest`].
+    pub tokens_digest: u64,
+    /// Forwards of the step.
+    pub passes: u32,
+    /// Collectives that the worker entered in the step.
+    pub collectives: u32,
+}
+
+impl From<&StepReply> for TpEcho {
+    fn from(reply: &StepReply) -> Self {
+        Self { tokens_digest: reply.tokens_digest(), passes: reply.passes, collectives: reply.collectives }
+    }
 }
 
 /// A plan that a worker would not execute.
@@ -119,8 +154,8 @@ pub enum Input {
     Refused(WorkerId, PlanRefusal),
     /// A worker's stream broke, or it said that it cannot go on.
     Lost(WorkerId, String),
-    /// The process (by its id) of a rank ended, whether or not it ever joined.
-    Exited(DpRank, u32, String),
+    /// The process (by its id) of a worker ended, whether or not it ever joined.
+    Exited(Place, u32, String),
     /// A new request.
     Submit(Box<RequestSpec>),
     /// Nobody waits for the request any more.
@@ -131,7 +166,7 @@ pub enum Input {
     Stop(String),
 }
 
-/// Where the ranks of a group meet.
+/// Where the workers of a group meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreAddress {
     /// Host name or address.
@@ -211,7 +246,7 @@ pub enum Action {
         epoch: Epoch,
         /// Where the group meets; nothing for a group of one.
         store: Option<StoreAddress>,
-        /// Ranks of the group.
+        /// Workers of the group.
         world_size: u32,
         /// The worker's place among them.
         world_rank: u32,
@@ -253,10 +288,10 @@ pub enum Action {
         /// Why.
         reason: String,
     },
-    /// A rank needs a new worker.
+    /// A place needs a new worker.
     Respawn {
         /// Which.
-        dp_rank: DpRank,
+        place: Place,
     },
     /// The sizes of the fleet are settled.
     Sized,

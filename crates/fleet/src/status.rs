@@ -3,7 +3,7 @@
 use paceline_plan::DpRank;
 
 /// Where a rank is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RankState {
     /// No worker has joined.
     Absent,
@@ -20,13 +20,26 @@ pub enum RankState {
 }
 
 /// One rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankStatus {
     /// Which.
     pub dp_rank: DpRank,
+    /// Where it is in its life: as far as the last of its workers.
+    pub state: RankState,
+    /// Times that it was manned again after the first.
+    pub restarts: u64,
+    /// Its workers, by `tp_rank`.
+    pub workers: Vec<WorkerStatus>,
+}
+
+/// One worker of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerStatus {
+    /// Its place within the rank.
+    pub tp_rank: u32,
     /// Where it is in its life.
     pub state: RankState,
-    /// Workers that took its place after the first.
+    /// Workers that took the place after the first.
     pub restarts: u64,
 }
 

@@ -1,25 +1,54 @@
 //! Steps out, replies and refusals in.
 
-use paceline_plan::{DpRank, StepId, StepReply};
+use std::collections::BTreeMap;
+
+use paceline_plan::{DpRank, Epoch, StepId, StepReply};
 use paceline_scheduler::Output;
 
 use crate::dispatch::{Dispatch, Encoded};
 use crate::fleet::Fleet;
 use crate::group::{InFlight, Phase};
-use crate::message::{Action, FailureKind, Level, PlanRefusal, StepAnswer, WorkerId};
+use crate::message::{Action, AnswerBody, FailureKind, Level, PlanRefusal, StepAnswer, TpEcho, WorkerId};
+use crate::place::Place;
 
-/// Why a reply is a fault: the field and both values.
+/// Why a reply is a fault: whose, the field and both values.
 struct False {
+    place: Place,
     field: &'static str,
     expected: String,
     got: String,
 }
 
-fn check<T: PartialEq + std::fmt::Display + Copy>(field: &'static str, expected: T, got: T) -> Result<(), False> {
-    if expected == got {
-        return Ok(());
+impl False {
+    fn new(place: Place, field: &'static str, expected: impl ToString, got: impl ToString) -> Self {
+        Self { place, field, expected: expected.to_string(), got: got.to_string() }
     }
-    Err(False { field, expected: expected.to_string(), got: got.to_string() })
+}
+
+fn same(place: Place, field: &'static str, expected: u64, got: u64) -> Result<(), False> {
+    if expected == got { Ok(()) } else { Err(False::new(place, field, expected, got)) }
+}
+
+impl InFlight {
+    /// Keeps what a worker said. The reply of its rank, once all of the rank's workers agree on it.
+    fn note(&mut self, place: Place, body: AnswerBody) -> Result<Option<StepReply>, False> {
+        let rank = place.dp_rank;
+        match body {
+            AnswerBody::Rows(reply) if self.is_complete(rank) && self.echoes.is_empty() => return Ok(Some(reply)),
+            AnswerBody::Rows(reply) => drop(self.held.insert(rank, reply)),
+            AnswerBody::Echo(echo) => drop(self.echoes.insert(place, echo.tokens_digest)),
+        }
+        let Some(reply) = self.held.get(&rank) else { return Ok(None) };
+        let expected = reply.tokens_digest();
+        for (other, got) in self.echoes.iter().filter(|(other, _)| other.dp_rank == rank) {
+            same(*other, "tokens digest", expected, *got)?;
+        }
+        Ok(if self.is_complete(rank) { self.held.remove(&rank) } else { None })
+    }
+
+    fn is_complete(&self, rank: DpRank) -> bool {
+        self.waiting.iter().all(|place| place.dp_rank != rank)
+    }
 }
 
 impl Fleet {
@@ -31,7 +60,8 @@ impl Fleet {
                 continue;
             }
             if let Some(plan) = scheduler.plan(group.id) {
-                let workers = group.workers().map(|(_, worker)| worker.id).collect();
+                let workers: Vec<WorkerId> = group.workers().map(|(_, worker)| worker.id).collect();
+                let workers = workers.chunks(group.tp_size as usize).map(<[WorkerId]>::to_vec).collect();
                 return Some(Dispatch { plan, workers });
             }
         }
@@ -50,7 +80,9 @@ impl Fleet {
             digest: encoded.digest,
             passes: plan.passes().len() as u32,
             collectives: None,
-            waiting: plan.dp_ranks().to_vec(),
+            waiting: group.places(),
+            held: BTreeMap::new(),
+            echoes: BTreeMap::new(),
             deadline_ms: self.now_ms + allowed_ms,
         });
         self.counters.steps += 1;
@@ -58,27 +90,31 @@ impl Fleet {
 
     pub(crate) fn reply(&mut self, id: WorkerId, answer: StepAnswer) {
         // A worker that was let go of answers late: its seats are void.
-        let Some((index, dp_rank)) = self.find(id) else { return };
+        let Some((index, place)) = self.find(id) else { return };
         let (epoch, step) = (answer.epoch, answer.step);
         let asked = self.step_in_flight(index).unwrap_or(step);
-        let result = self.check_reply(index, dp_rank, answer).and_then(|reply| {
-            let scheduler = self.scheduler.as_mut().expect("invariant: a step in flight has a scheduler");
-            scheduler.commit(dp_rank, epoch, step, reply).map_err(|error| False {
-                field: "reply",
-                expected: "an answer to the plan".to_owned(),
-                got: error.to_string(),
-            })
-        });
+        let result = match self.check_reply(index, place, answer) {
+            Ok(None) => Ok(Vec::new()),
+            Ok(Some(reply)) => self.commit(place, epoch, step, reply),
+            Err(no) => Err(no),
+        };
         match result {
             Ok(outputs) => {
                 self.deliver(outputs);
-                self.answered(index, dp_rank);
+                self.answered(index, place);
             }
-            Err(False { field, expected, got }) => {
+            Err(False { place, field, expected, got }) => {
                 let message = format!("false reply to step {asked}: {field}: expected {expected}, got {got}");
-                self.fault(index, &[dp_rank], FailureKind::Internal, &message);
+                self.fault(index, &[place], FailureKind::Internal, &message);
             }
         }
+    }
+
+    fn commit(&mut self, place: Place, epoch: Epoch, step: StepId, reply: StepReply) -> Result<Vec<Output>, False> {
+        let scheduler = self.scheduler.as_mut().expect("invariant: a step in flight has a scheduler");
+        let result = scheduler.commit(place.dp_rank, epoch, step, reply);
+        let place = Place::new(place.dp_rank, 0);
+        result.map_err(|error| False::new(place, "reply", "an answer to the plan", error))
     }
 
     fn step_in_flight(&self, index: usize) -> Option<StepId> {
@@ -88,39 +124,45 @@ impl Fleet {
         }
     }
 
-    fn check_reply(&mut self, index: usize, dp_rank: DpRank, answer: StepAnswer) -> Result<StepReply, False> {
+    /// Notes the answer of a worker. The reply of its rank once all of the rank's workers have said the same.
+    fn check_reply(&mut self, index: usize, place: Place, answer: StepAnswer) -> Result<Option<StepReply>, False> {
         let group = &mut self.groups[index];
         let Phase::Stepping(in_flight) = &mut group.phase else {
-            return check("steps in flight", 1, 0).map(|()| StepReply::default());
+            return Err(False::new(place, "steps in flight", 1, 0));
         };
-        check("group", group.id.get(), answer.group.get())?;
-        check("epoch", group.epoch.get(), answer.epoch.get())?;
+        let check = |field, expected, got| same(place, field, expected, got);
+        check("group", group.id.get().into(), answer.group.get().into())?;
+        check("epoch", group.epoch.get().into(), answer.epoch.get().into())?;
         check("step", in_flight.step.get(), answer.step.get())?;
-        check("replies", 1, 1 + usize::from(!in_flight.waiting.contains(&dp_rank)))?;
+        check("replies", 1, 1 + u64::from(!in_flight.waiting.contains(&place)))?;
         check("digest", in_flight.digest, answer.digest)?;
-        let reply = answer.body.map_err(|error| False {
-            field: "body",
-            expected: "a reply".to_owned(),
-            got: error.to_string(),
-        })?;
-        check("dp_rank", dp_rank.get(), reply.dp_rank.get())?;
-        check("passes", in_flight.passes, reply.passes)?;
-        let (_, collectives) = *in_flight.collectives.get_or_insert((dp_rank, reply.collectives));
-        check("collectives", collectives, reply.collectives)?;
-        Ok(reply)
+        let body = answer.body.map_err(|error| False::new(place, "body", "a reply", error))?;
+        let echo = match (&body, place.tp_rank) {
+            (AnswerBody::Rows(reply), 0) => {
+                check("dp_rank", place.dp_rank.get().into(), reply.dp_rank.get().into())?;
+                TpEcho { passes: reply.passes, collectives: reply.collectives, ..TpEcho::default() }
+            }
+            (AnswerBody::Echo(echo), 1..) => *echo,
+            (AnswerBody::Rows(_), _) => return Err(False::new(place, "body", "none", "a reply")),
+            (AnswerBody::Echo(_), _) => return Err(False::new(place, "body", "a reply", "none")),
+        };
+        check("passes", in_flight.passes.into(), echo.passes.into())?;
+        let collectives = *in_flight.collectives.get_or_insert(echo.collectives);
+        check("collectives", collectives.into(), echo.collectives.into())?;
+        in_flight.waiting.retain(|other| *other != place);
+        in_flight.note(place, body)
     }
 
-    fn answered(&mut self, index: usize, dp_rank: DpRank) {
+    fn answered(&mut self, index: usize, place: Place) {
         let now_ms = self.now_ms;
         let group = &mut self.groups[index];
-        if let Some(worker) = group.worker(dp_rank) {
+        if let Some(worker) = group.worker(place) {
             worker.heard_ms = now_ms;
         }
-        if let Phase::Stepping(in_flight) = &mut group.phase {
-            in_flight.waiting.retain(|other| *other != dp_rank);
-            if in_flight.waiting.is_empty() {
-                group.phase = Phase::Ready;
-            }
+        if let Phase::Stepping(in_flight) = &group.phase
+            && in_flight.waiting.is_empty()
+        {
+            group.phase = Phase::Ready;
         }
     }
 
@@ -137,11 +179,11 @@ impl Fleet {
     }
 
     pub(crate) fn refused(&mut self, id: WorkerId, refusal: &PlanRefusal) {
-        let Some((index, dp_rank)) = self.find(id) else { return };
+        let Some((index, place)) = self.find(id) else { return };
         self.counters.refused_plans += 1;
         let PlanRefusal { step, rule, field, expected, got, .. } = refusal;
         let message = format!("refused the plan of step {step}: {rule}: {field}: expected {expected}, got {got}");
-        self.log(Level::Error, format!("dp{dp_rank}: {message}"));
-        self.fault(index, &[dp_rank], FailureKind::Internal, &message);
+        self.log(Level::Error, format!("{}: {message}", self.name(place)));
+        self.fault(index, &[place], FailureKind::Internal, &message);
     }
 }

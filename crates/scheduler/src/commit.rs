@@ -4,7 +4,7 @@ use paceline_plan::{DpRank, Epoch, RowReply, StepId, StepReply, TokenLogprobs};
 
 use crate::emit::SentRow;
 use crate::request::{Place, Request, Slot};
-use crate::{Error, RequestId, Scheduler};
+use crate::{Drafter, Error, RequestId, Scheduler};
 
 /// One token given to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,8 +121,15 @@ impl Scheduler {
         request.chain.extend(secret, &request.tokens[..full * block_size as usize], block_size);
         let keys = request.chain.keys();
         let cache = &mut self.ranks[rank_index].blocks.cache;
+        // A drafter's last position of a block depends on the token after it: only the very block that comes before
+        // was made with this one's tokens.
+        let own_chain = self.config.drafter == Drafter::Model;
         for index in seated.published..full {
             let parent = index.checked_sub(1).map(|before| keys[before]);
+            let before = index.checked_sub(1).map(|before| seated.blocks[before]);
+            if own_chain && parent.and_then(|key| cache.find(key)) != before {
+                break;
+            }
             cache.publish(seated.blocks[index], keys[index], parent);
         }
         seated.published = full;

@@ -162,6 +162,11 @@ impl Scheduler {
         let Chosen { starts, skipped } = chosen;
         for Start { slot, index, victims, .. } in starts {
             let rank = members[index];
+            let selection = &selections[index];
+            // Placement counts tokens by a quick look at the cache.
+            if selection.budget_left + selection.cost_of(&victims) == 0 {
+                continue;
+            }
             self.placements += 1;
             self.ranks[rank].last_placed = self.placements;
             for victim in victims {

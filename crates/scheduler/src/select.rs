@@ -35,6 +35,13 @@ pub(crate) struct Selection {
     pub(crate) cached_tokens: u32,
 }
 
+impl Selection {
+    /// What these requests take of the budget.
+    pub(crate) fn cost_of(&self, slots: &[Slot]) -> u32 {
+        self.rows.iter().filter(|row| slots.contains(&row.slot)).map(|row| row.cost).sum()
+    }
+}
+
 /// What selection works on: one rank, and the tables that preemption touches.
 pub(crate) struct Selector<'a> {
     pub(crate) rank: &'a mut Rank,

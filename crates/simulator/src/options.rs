@@ -110,13 +110,16 @@ impl Options {
         };
         FleetConfig {
             dp_size: self.dp_size,
+            tp_size: 1,
             lockstep: self.lockstep,
             join_token: String::new(),
             protocol_hash: String::new(),
             limits: self.limits(),
             shapes: self.shapes.clone(),
             k: self.k,
+            k_by_rows: Vec::new(),
             drafter,
+            drafter_layers: u32::from(drafter == Drafter::Model),
             queue: self.queue,
             prefix_cache: self.prefix_cache.then(|| CacheSecret::new(self.seed, 1)),
             policies: self.policies,

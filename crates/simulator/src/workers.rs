@@ -1,6 +1,6 @@
 //! Pretended workers: they answer every plan, and accept drafts by chance.
 
-use paceline_fleet::StepAnswer;
+use paceline_fleet::{AnswerBody, StepAnswer};
 use paceline_plan::{DpRank, GroupPart, LogitsWanted, RankPart, Row, RowReply, StepReply};
 
 use crate::options::VOCAB_SIZE;
@@ -37,7 +37,7 @@ impl Worker {
         let rows = rows.map(|(index, row)| self.row(row, index < decode_rows, group.k_draft())).collect();
         let passes = group.passes().len() as u32;
         let reply = StepReply { dp_rank: self.dp_rank, rows, passes, ..StepReply::default() };
-        StepAnswer { group: group.group(), epoch: group.epoch(), step: group.step(), digest, body: Ok(reply) }
+        StepAnswer { group: group.group(), epoch: group.epoch(), step: group.step(), digest, body: Ok(AnswerBody::Rows(reply)) }
     }
 
     fn row(&mut self, row: &Row, is_decode: bool, k_draft: u32) -> RowReply {

@@ -1,15 +1,15 @@
 //! Executes a plan as a worker does: checks, arrays, tokens, reply. No torch, no sockets.
 
-use paceline_plan::arrays::{Extent, PassArrays, fill_target};
+use paceline_plan::arrays::{Extent, PassArrays, fill_extend, fill_single, fill_target};
 use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, StepHeader, WorkerStep};
-use paceline_plan::{Error, LogitsWanted, Row, StepReply, TokenLogprobs, WorkerLimits};
+use paceline_plan::{Error, LogitsWanted, Pass, Row, StepReply, TokenLogprobs, WorkerLimits};
 use paceline_proto::v1::AttentionContract;
 use paceline_sampling::SamplingParams;
 
 use crate::contract;
 use crate::model::{drafts, next_token};
 
-/// The arrays of a target pass, at capacity.
+/// The arrays of a pass, at capacity.
 struct Buffers {
     tokens_i64: [Vec<i64>; 4],
     request_index: Vec<i32>,
@@ -32,7 +32,11 @@ impl Buffers {
         }
     }
 
-    fn fill(&mut self, table: &SeatTable, step: &WorkerStep) -> Result<usize, Error> {
+    /// Fills the arrays with a pass; how many logits it wants.
+    fn fill(
+        &mut self,
+        fill: impl FnOnce(&mut PassArrays<'_>, &mut Extent) -> Result<usize, Error>,
+    ) -> Result<usize, Error> {
         let [input_ids, positions, slots, logits_index] = &mut self.tokens_i64;
         let mut arrays = PassArrays {
             input_ids,
@@ -44,12 +48,11 @@ impl Buffers {
             request_index: &mut self.request_index,
             logits_index,
         };
-        fill_target(table, step, &mut arrays, &mut self.extent)
+        fill(&mut arrays, &mut self.extent)
     }
 
     /// What a uniform attention kernel would assert of a FULL pass.
-    fn check_full(&self, step: &WorkerStep) -> Result<(), Error> {
-        let pass = step.group.target();
+    fn check_full(&self, pass: &Pass) -> Result<(), Error> {
         let Some(query_len) = pass.query_len() else { return Ok(()) };
         let (rows, q) = (pass.rows_padded().as_usize(), i64::from(query_len.get()));
         for index in 0..=rows {
@@ -61,6 +64,16 @@ impl Buffers {
             }
         }
         equal(4, "tokens_padded", rows as i64 * q, pass.tokens_padded().get().into())
+    }
+
+    /// Every position whose logits a drafter's pass wants is fed the token that the draft follows.
+    fn check_fed(&self, tokens: impl ExactSizeIterator<Item = u32>, logits: usize) -> Result<(), Error> {
+        let [input_ids, _, _, logits_index] = &self.tokens_i64;
+        equal(20, "logits of a drafter's pass", tokens.len() as i64, logits as i64)?;
+        for (token_id, index) in tokens.zip(logits_index) {
+            equal(18, "token that a draft follows", token_id.into(), input_ids[*index as usize])?;
+        }
+        Ok(())
     }
 }
 
@@ -113,21 +126,76 @@ impl Batch {
         Ok(step)
     }
 
-    /// Fills the arrays, runs the scripted model and gives the reply.
+    /// Fills the arrays of every pass, runs the scripted model and gives the reply.
     ///
     /// # Errors
     /// The broken rule with both numbers.
     pub fn run(&mut self, step: &WorkerStep) -> Result<StepReply, Error> {
-        let logits = self.buffers.fill(&self.table, step)?;
-        self.buffers.check_full(step)?;
-        contract::check(&self.contract, self.table.limits(), step)?;
+        let table = &self.table;
+        let logits = self.buffers.fill(|arrays, extent| fill_target(table, step, arrays, extent))?;
+        self.check_launch(step.group.target())?;
         let wanted: u32 = step.rank.rows().iter().map(Row::logits_count).sum();
         equal(20, "logits", wanted.into(), logits as i64)?;
-        let outcomes = step.rank.rows().iter().map(|row| self.outcome(step, row)).collect::<Result<_, _>>()?;
-        self.table.commit(step, outcomes)
+        let mut outcomes = step.rank.rows().iter().map(|row| self.outcome(row)).collect::<Result<Vec<_>, _>>()?;
+        let drafts: Vec<Vec<u32>> =
+            step.rank.rows().iter().zip(&outcomes).map(|(row, outcome)| self.drafts(step, row, outcome)).collect();
+        let mut passes = 1;
+        if step.group.passes().len() == 1 {
+            outcomes.iter_mut().zip(drafts).for_each(|(outcome, drafts)| outcome.proposed = drafts);
+        } else {
+            passes += self.run_drafter(step, &mut outcomes, &drafts)?;
+        }
+        let mut reply = self.table.commit(step, outcomes)?;
+        reply.passes = passes;
+        Ok(reply)
     }
 
-    fn outcome(&self, step: &WorkerStep, row: &Row) -> Result<RowOutcome, Error> {
+    /// The extend pass of every draft layer, then the single passes; each gives every row that sampled its next draft.
+    /// How many passes ran.
+    fn run_drafter(
+        &mut self,
+        step: &WorkerStep,
+        outcomes: &mut [RowOutcome],
+        drafts: &[Vec<u32>],
+    ) -> Result<u32, Error> {
+        let (layers, k_draft) = (self.table.drafter_layers().max(1), step.group.k_draft());
+        for layer in 1..=layers {
+            let (table, sampled) = (&self.table, &*outcomes);
+            let logits =
+                self.buffers.fill(|arrays, extent| fill_extend(table, step, layer, sampled, arrays, extent))?;
+            self.check_launch(&step.group.passes()[1])?;
+            if layer == 1 && k_draft > 0 {
+                let newest: Vec<u32> = outcomes.iter().filter_map(|outcome| outcome.emitted.last().copied()).collect();
+                self.buffers.check_fed(newest.into_iter(), logits)?;
+            }
+        }
+        propose(outcomes, drafts, 1, k_draft);
+        for index in 2..=k_draft {
+            let (table, sampled) = (&self.table, &*outcomes);
+            let logits =
+                self.buffers.fill(|arrays, extent| fill_single(table, step, index, layers, sampled, arrays, extent))?;
+            self.check_launch(&step.group.passes()[index as usize])?;
+            let newest: Vec<u32> = outcomes.iter().filter_map(|outcome| outcome.proposed.last().copied()).collect();
+            self.buffers.check_fed(newest.into_iter(), logits)?;
+            propose(outcomes, drafts, index, k_draft);
+        }
+        Ok(k_draft.max(1))
+    }
+
+    /// What a uniform kernel of the declared contract would assert of a pass.
+    fn check_launch(&self, pass: &Pass) -> Result<(), Error> {
+        self.buffers.check_full(pass)?;
+        contract::check(&self.contract, self.table.limits(), pass)
+    }
+
+    /// The drafts that follow what a row emitted.
+    fn drafts(&self, step: &WorkerStep, row: &Row, outcome: &RowOutcome) -> Vec<u32> {
+        let Some(state) = self.table.seat(row.seat).filter(|_| !outcome.emitted.is_empty()) else { return Vec::new() };
+        let tokens = [state.tokens(), &outcome.emitted].concat();
+        drafts(&tokens, step.group.k_draft(), self.accept_percent, self.table.limits().vocab_size)
+    }
+
+    fn outcome(&self, row: &Row) -> Result<RowOutcome, Error> {
         let state = self.table.seat(row.seat).ok_or(Error::rule(11, "request on the seat", 1, 0))?;
         let vocab_size = self.table.limits().vocab_size;
         let mut tokens = state.tokens().to_vec();
@@ -150,10 +218,16 @@ impl Batch {
                 }
             }
         }
-        let proposed = drafts(&tokens, step.group.k_draft(), self.accept_percent, vocab_size);
         let emitted = tokens.split_off(known);
         let logprobs = logprobs(state, &emitted, vocab_size)?;
-        Ok(RowOutcome { accepted, emitted, proposed, logprobs })
+        Ok(RowOutcome { accepted, emitted, proposed: Vec::new(), logprobs })
+    }
+}
+
+/// Gives every row that sampled its draft number `index`, from 1.
+fn propose(outcomes: &mut [RowOutcome], drafts: &[Vec<u32>], index: u32, k_draft: u32) {
+    for (outcome, drafts) in outcomes.iter_mut().zip(drafts).filter(|_| index <= k_draft) {
+        outcome.proposed.extend(drafts.get(index as usize - 1));
     }
 }
 

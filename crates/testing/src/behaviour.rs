@@ -9,6 +9,9 @@ pub struct Behaviour {
     /// The data-parallel rank to join as.
     #[arg(long)]
     pub dp_rank: u32,
+    /// Which of the rank's workers to join as.
+    #[arg(long, default_value_t = 0)]
+    pub tp_rank: u32,
     /// The token that the daemon asks for.
     #[arg(long, env = "PACELINE_JOIN_TOKEN", default_value = "", hide_env_values = true)]
     pub join_token: String,
@@ -51,6 +54,9 @@ pub struct Behaviour {
     /// Claim one pass too many in the answer to this step.
     #[arg(long)]
     pub lie_passes_at_step: Option<u64>,
+    /// Claim other tokens than the rank's first worker in the answer to this step.
+    #[arg(long)]
+    pub lie_tokens_at_step: Option<u64>,
     /// Never answer this step; heartbeats go on.
     #[arg(long)]
     pub hang_at_step: Option<u64>,
@@ -60,6 +66,9 @@ pub struct Behaviour {
     /// Misbehave only as this rank.
     #[arg(long)]
     pub only_dp_rank: Option<u32>,
+    /// Misbehave only as this worker of a rank.
+    #[arg(long)]
+    pub only_tp_rank: Option<u32>,
     /// Misbehave only in this epoch and the ones before it.
     #[arg(long, default_value_t = u32::MAX)]
     pub until_epoch: u32,
@@ -75,7 +84,8 @@ impl Behaviour {
     /// Whether a misbehaviour that was asked for at `at` is due at `step` of `epoch`.
     pub fn is_due(&self, at: Option<u64>, epoch: u32, step: u64) -> bool {
         let here = self.only_dp_rank.is_none_or(|dp_rank| dp_rank == self.dp_rank);
-        at == Some(step) && epoch <= self.until_epoch && here
+        let this = self.only_tp_rank.is_none_or(|tp_rank| tp_rank == self.tp_rank);
+        at == Some(step) && epoch <= self.until_epoch && here && this
     }
 
     /// A worker that does everything right.
@@ -83,6 +93,7 @@ impl Behaviour {
         Self {
             daemon_address: daemon_address.into(),
             dp_rank,
+            tp_rank: 0,
             join_token: join_token.into(),
             model: None,
             vocab_size: 256,
@@ -97,9 +108,11 @@ impl Behaviour {
             refuse_at_step: None,
             lie_digest_at_step: None,
             lie_passes_at_step: None,
+            lie_tokens_at_step: None,
             hang_at_step: None,
             mute_at_step: None,
             only_dp_rank: None,
+            only_tp_rank: None,
             until_epoch: u32::MAX,
             fail_loading: false,
             log_steps: false,

@@ -1,7 +1,6 @@
 //! The attention contracts that a scripted worker can declare. It holds every launch to the one it declared.
 
-use paceline_plan::seats::WorkerStep;
-use paceline_plan::{Error, WorkerLimits};
+use paceline_plan::{Error, Pass, WorkerLimits};
 use paceline_proto::v1::AttentionContract;
 
 /// The contract called `name`: `trtllm` as the Python worker declares it, anything else is `reference`.
@@ -31,12 +30,11 @@ pub(crate) fn declared(name: &str, row_capacity: u32) -> AttentionContract {
 ///
 /// # Errors
 /// Rule 3 or 4 with both numbers, or the block size that the kernel does not take.
-pub(crate) fn check(contract: &AttentionContract, limits: &WorkerLimits, step: &WorkerStep) -> Result<(), Error> {
+pub(crate) fn check(contract: &AttentionContract, limits: &WorkerLimits, pass: &Pass) -> Result<(), Error> {
     let sizes = &contract.block_sizes;
     if !sizes.is_empty() && !sizes.contains(&limits.block_size) {
         return Err(Error::rule(13, "block_size of the contract", sizes[0], limits.block_size));
     }
-    let pass = step.group.target();
     let Some(query_len) = pass.query_len() else { return Ok(()) };
     let (rows, tokens) = (pass.rows_padded().get(), pass.tokens_padded().get());
     if !tokens.is_multiple_of(rows) || tokens / rows != query_len.get() {

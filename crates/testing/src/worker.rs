@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use paceline_plan::seats::{SeatTable, StepHeader, WorkerStep};
-use paceline_plan::{DpRank, Epoch, Error as PlanError, GroupId, Mode, StepId, WorkerLimits};
+use paceline_plan::seats::{SeatTable, WorkerStep};
+use paceline_plan::{DpRank, Epoch, Error as PlanError, Mode, WorkerLimits};
 use paceline_proto::v1::control_from_worker::Message as ToDaemon;
 use paceline_proto::v1::control_to_worker::Message as FromDaemon;
 use paceline_proto::v1::workers_client::WorkersClient;
 use paceline_proto::v1::{
-    ControlFromWorker, ControlToWorker, Failure, Formed, Heartbeat, Hello, Join, Loaded, Refused, Reply, StepEnvelope,
+    ControlFromWorker, ControlToWorker, Failure, Formed, Heartbeat, Hello, Join, Loaded, Reply, StepEnvelope,
     StepFromWorker, StoreBound, Welcome, WorkerSettings, step_from_worker, step_to_worker,
 };
 use paceline_proto::{PROTOCOL_HASH, wire};
@@ -170,7 +170,7 @@ impl Worker {
         let hello = step_from_worker::Message::Hello(Hello {
             join_token: self.behaviour.join_token.clone(),
             dp_rank: self.behaviour.dp_rank,
-            tp_rank: 0,
+            tp_rank: self.behaviour.tp_rank,
             incarnation: self.incarnation.clone(),
         });
         steps_sender.send(StepFromWorker { message: Some(hello) }).await.map_err(lost)?;
@@ -206,7 +206,7 @@ impl Worker {
         let join = ToDaemon::Join(Join {
             join_token: self.behaviour.join_token.clone(),
             dp_rank: self.behaviour.dp_rank,
-            tp_rank: 0,
+            tp_rank: self.behaviour.tp_rank,
             incarnation: self.incarnation.clone(),
             protocol_hash,
             checkpoint_digest: self.behaviour.checkpoint_digest.clone(),
@@ -227,6 +227,7 @@ impl Worker {
         let limits = self.limits(settings);
         let ranks = welcome.group_dp_ranks.iter().map(|dp_rank| DpRank::new(*dp_rank)).collect();
         let table = SeatTable::new(limits, DpRank::new(self.behaviour.dp_rank), ranks).map_err(lost)?;
+        let table = table.with_drafter_layers(settings.drafter_layers);
         let ladders = settings.row_ladders.iter().map(|ladder| (ladder.query_len, ladder.rows.clone())).collect();
         let contract = declared(&settings.attention_contract, limits.row_capacity);
         let loaded = ToDaemon::Loaded(Loaded {
@@ -291,18 +292,9 @@ impl Worker {
             self.pulse.muted.store(true, Ordering::Relaxed);
             return Ok(());
         }
-        let header = StepHeader {
-            group: GroupId::new(envelope.group),
-            epoch: Epoch::new(envelope.epoch),
-            step: StepId::new(envelope.step),
-            digest: envelope.digest,
-        };
         let asked_to_refuse = PlanError::rule(13, "a refusal that the test asked for", 0, 1);
-        let result = if is_now(behaviour.refuse_at_step) {
-            Err(asked_to_refuse)
-        } else {
-            self.execute(header, &envelope, batch)
-        };
+        let result =
+            if is_now(behaviour.refuse_at_step) { Err(asked_to_refuse) } else { self.execute(&envelope, batch) };
         if behaviour.delay_ms > 0 {
             tokio::time::sleep(Duration::from_millis(behaviour.delay_ms)).await;
         }
@@ -312,29 +304,27 @@ impl Worker {
                 if is_now(behaviour.lie_passes_at_step) {
                     reply.passes += 1;
                 }
+                // The first worker of a rank speaks for all; the others show that they did the same.
+                let body = if behaviour.tp_rank == 0 { paceline_plan::to_bytes(&reply) } else { Vec::new() };
                 step_from_worker::Message::Reply(Reply {
                     group: envelope.group,
                     epoch: envelope.epoch,
                     step: envelope.step,
                     digest: envelope.digest ^ u64::from(is_now(behaviour.lie_digest_at_step)),
-                    body: paceline_plan::to_bytes(&reply).into(),
-                    tokens_digest: reply.tokens_digest(),
-                    ..Reply::default()
+                    body: body.into(),
+                    tokens_digest: reply.tokens_digest() ^ u64::from(is_now(behaviour.lie_tokens_at_step)),
+                    passes: reply.passes,
+                    collectives: reply.collectives,
                 })
             }
-            Err(error) => step_from_worker::Message::Refused(refusal(&envelope, &error)),
+            Err(error) => step_from_worker::Message::Refused(envelope.refused(&error)),
         };
         replies.send(StepFromWorker { message: Some(message) }).await.map_err(lost)
     }
 
-    fn execute(
-        &self,
-        header: StepHeader,
-        envelope: &StepEnvelope,
-        batch: &mut Batch,
-    ) -> Result<paceline_plan::StepReply, PlanError> {
+    fn execute(&self, envelope: &StepEnvelope, batch: &mut Batch) -> Result<paceline_plan::StepReply, PlanError> {
         let began = Instant::now();
-        let step = batch.begin(header, &envelope.group_part, &envelope.rank_part)?;
+        let step = batch.begin(envelope.header(), &envelope.group_part, &envelope.rank_part)?;
         let decoded = Instant::now();
         let record = record(&step, batch.table().occupied());
         if self.behaviour.log_steps {
@@ -367,23 +357,6 @@ fn record(step: &WorkerStep, seats: usize) -> StepRecord {
         dummy_tokens: if load.is_dummy() { load.tokens_run() } else { 0 },
         passes: step.group.passes().len() as u32,
         seats,
-    }
-}
-
-fn refusal(envelope: &StepEnvelope, error: &PlanError) -> Refused {
-    let (field, expected, got) = match error {
-        PlanError::Rule { field, expected, got, .. } => ((*field).to_owned(), *expected, *got),
-        PlanError::Decode { .. } => ("body".to_owned(), 0, 0),
-    };
-    Refused {
-        group: envelope.group,
-        epoch: envelope.epoch,
-        step: envelope.step,
-        rule: error.rule_name(),
-        field,
-        expected,
-        got,
-        message: error.to_string(),
     }
 }
 

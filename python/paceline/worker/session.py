@@ -70,12 +70,18 @@ class Ending:
     reason: str
 
 
+def worker_name(dp_rank: int, tp_rank: int, tp_size: int) -> str:
+    """What lines of a worker begin with: which part of its rank it is only where a rank has several."""
+    return f"dp{dp_rank} tp{tp_rank}" if tp_size > 1 else f"dp{dp_rank}"
+
+
 class Session:
     """One worker, from its first message to its last. `run` is called once, on the main thread."""
 
     def __init__(self, options: Options) -> None:
         """Keep the options; nothing is opened yet."""
         self._options = options
+        self._name = worker_name(options.dp_rank, options.tp_rank, tp_size=1 + options.tp_rank)
         self._incarnation = uuid.uuid4().hex[:16]
         self._pulse = Pulse()
         self._work: SimpleQueue[Welcome | BindStore | Form | StepEnvelope] = SimpleQueue()
@@ -110,7 +116,7 @@ class Session:
 
     def log(self, text: str) -> None:
         """One line for people."""
-        print(f"dp{self._options.dp_rank}: {text}", file=sys.stderr, flush=True)
+        print(f"{self._name}: {text}", file=sys.stderr, flush=True)
 
     def send_control(self, message: ControlFromWorker) -> None:
         """Send on the Control stream."""
@@ -171,6 +177,7 @@ class Session:
 
     def _admitted(self, welcome: Welcome) -> None:
         options = self._options
+        self._name = worker_name(options.dp_rank, options.tp_rank, welcome.settings.tp_size)
         self.log(f"joined group {welcome.group} (dp_ranks {', '.join(map(str, welcome.group_dp_ranks))})")
         hello = Hello(
             join_token=options.join_token,

@@ -5,4 +5,5 @@ mod losses;
 mod random;
 mod shapes;
 mod support;
+mod tensor;
 mod tokens;

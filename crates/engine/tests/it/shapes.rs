@@ -98,6 +98,28 @@ async fn a24_a_dummy_beside_a_long_prompt_is_small_and_counted_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a22_a_cold_start_of_eight_ranks_drafts_on_all_of_them_for_a_first_request_on_the_fourth() {
+    let setup = Setup { dp_size: 8, lockstep: true, k: 3, drafter_layers: 1, ..Setup::default() };
+    let fleet = setup.start().await;
+    let pinned = GenerateRequest { dp_rank: Some(3), ..request(&prompt(9, 6), 40) };
+    expect_text(fleet.handle.submit(pinned).await.expect("taken"), &prompt(9, 6), 40).await;
+    fleet.until_all_answered().await;
+    let busy = fleet.workers[3].records.all();
+    // The target's pass, the drafter's over the same tokens, and two for the drafts after the first.
+    assert!(busy.iter().all(|record| record.passes == 4 && record.dummy_tokens == 0), "{busy:?}");
+    for (dp_rank, worker) in fleet.workers.iter().enumerate() {
+        let records = worker.records.all();
+        let seen =
+            |record: &paceline_testing::StepRecord| (record.step, record.passes, record.mode, record.rows_padded);
+        assert_eq!(records.iter().map(seen).collect::<Vec<_>>(), busy.iter().map(seen).collect::<Vec<_>>());
+        assert!(dp_rank == 3 || records.iter().all(|record| (record.rows, record.dummy_tokens) == (0, 4)));
+    }
+    let counters = &fleet.handle.status().ranks[3].counters;
+    assert!(counters.accepted_tokens > 0 && counters.accepted_tokens < counters.draft_tokens, "{counters:?}");
+    fleet.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a14_the_first_request_may_be_on_any_rank() {
     for dp_rank in [3, 0] {
         let fleet = Setup { dp_size: 4, lockstep: true, k: 3, ..Setup::default() }.start().await;

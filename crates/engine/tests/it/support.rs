@@ -23,8 +23,11 @@ pub(crate) const VOCAB_SIZE: u32 = 256;
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) dp_size: u32,
+    pub(crate) tp_size: u32,
     pub(crate) lockstep: bool,
     pub(crate) k: u32,
+    /// Draft layers of the model; 0: drafts are n-grams.
+    pub(crate) drafter_layers: u32,
     pub(crate) max_num_seqs: u32,
     pub(crate) max_num_batched_tokens: u32,
     pub(crate) max_model_len: u32,
@@ -41,8 +44,10 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             dp_size: 2,
+            tp_size: 1,
             lockstep: false,
             k: 0,
+            drafter_layers: 0,
             max_num_seqs: 8,
             max_num_batched_tokens: 256,
             max_model_len: 1024,
@@ -85,19 +90,29 @@ impl Setup {
             table_width: (self.max_model_len + self.k).div_ceil(16),
             vocab_size: 0,
         };
+        let drafter = match (self.k, self.drafter_layers) {
+            (0, _) => Drafter::None,
+            (_, 0) => Drafter::Ngram,
+            _ => Drafter::Model,
+        };
+        // Single passes have rows of one token.
+        let widths = if drafter == Drafter::Model { vec![0, self.k] } else { vec![self.k] };
         let shapes = match &self.tokens_ladder {
-            Some(tokens) => ShapeConfig::from_tokens(tokens, self.max_num_seqs, &[self.k]),
-            None => ShapeConfig::cpu_default(self.max_num_seqs, &[self.k], self.max_num_seqs),
+            Some(tokens) => ShapeConfig::from_tokens(tokens, self.max_num_seqs, &widths),
+            None => ShapeConfig::cpu_default(self.max_num_seqs, &widths, self.max_num_seqs),
         };
         Config {
             dp_size: self.dp_size,
+            tp_size: self.tp_size,
             lockstep: self.lockstep,
             join_token: TOKEN.to_owned(),
             protocol_hash: paceline_proto::PROTOCOL_HASH.to_owned(),
             limits,
             shapes,
             k: self.k,
-            drafter: if self.k == 0 { Drafter::None } else { Drafter::Ngram },
+            k_by_rows: Vec::new(),
+            drafter,
+            drafter_layers: self.drafter_layers,
             queue: self.queue,
             fatal_start: false,
             deadlines: self.deadlines,
@@ -118,7 +133,7 @@ impl Setup {
         Fleet { handle, address, workers: Vec::new(), shutdown, engine }
     }
 
-    /// Starts the engine and one good worker per rank, and waits until the fleet is ready.
+    /// Starts the engine and every good worker of every rank, and waits until the fleet is ready.
     pub(crate) async fn start(&self) -> Fleet {
         self.start_with(|_| {}).await
     }
@@ -127,7 +142,9 @@ impl Setup {
     pub(crate) async fn start_with(&self, change: impl Fn(&mut Behaviour)) -> Fleet {
         let mut fleet = self.engine().await;
         for dp_rank in 0..self.dp_size {
-            fleet.add(dp_rank, &change);
+            for tp_rank in 0..self.tp_size {
+                fleet.add_tp(dp_rank, tp_rank, &change);
+            }
         }
         fleet.until("ready", |status| status.ready).await;
         fleet
@@ -136,7 +153,12 @@ impl Setup {
 
 impl Fleet {
     pub(crate) fn add(&mut self, dp_rank: u32, change: impl Fn(&mut Behaviour)) {
+        self.add_tp(dp_rank, 0, change);
+    }
+
+    pub(crate) fn add_tp(&mut self, dp_rank: u32, tp_rank: u32, change: impl Fn(&mut Behaviour)) {
         let mut behaviour = Behaviour::good(&self.address, dp_rank, TOKEN);
+        behaviour.tp_rank = tp_rank;
         change(&mut behaviour);
         let records = Records::default();
         let shared = records.clone();

@@ -1,11 +1,11 @@
 //! Joining, loading, meeting.
 
-use paceline_fleet::{Action, Contract, Input, Join, Loaded, RankState};
+use paceline_fleet::{Action, Contract, Input, Join, Loaded, Place, RankState};
 use paceline_plan::{DpRank, Epoch};
 
 use crate::world::{World, config, join, loaded};
 
-fn forms(actions: &[Action]) -> Vec<(u64, u32, u32)> {
+pub(crate) fn forms(actions: &[Action]) -> Vec<(u64, u32, u32)> {
     let form = |action: &Action| match action {
         Action::Form { worker, world_size, world_rank, .. } => Some((worker.get(), *world_size, *world_rank)),
         _ => None,
@@ -141,7 +141,7 @@ fn a_loss_while_assembling_replaces_that_worker_only() {
     let worker = world.worker_id();
     world.feed(Input::Join(worker, join(1)));
     let actions = world.feed(Input::Lost(worker, "gone".to_owned()));
-    assert!(actions.contains(&Action::Respawn { dp_rank: DpRank::new(1) }), "{actions:?}");
+    assert!(actions.contains(&Action::Respawn { place: Place::new(DpRank::new(1), 0) }), "{actions:?}");
     assert!(!actions.iter().any(|action| matches!(action, Action::StopWorker { worker, .. } if *worker == first)));
     let (_, actions) = world.load(1);
     assert!(world.fleet.is_ready());

@@ -1,9 +1,9 @@
 //! Losses, refusals, lies, silence; and the way back.
 
-use paceline_fleet::{Action, FailureKind, Input, PlanRefusal, RankState, StepAnswer};
+use paceline_fleet::{Action, FailureKind, Input, Place, PlanRefusal, RankState, StepAnswer};
 use paceline_plan::{DpRank, Epoch, Error, StepId};
 
-use crate::world::{World, config, failed, join, respawned, spec};
+use crate::world::{World, config, failed, join, reply_of, respawned, spec};
 
 #[test]
 fn a_lost_rank_of_its_own_takes_only_its_requests() {
@@ -77,8 +77,8 @@ fn a_false_reply_is_a_fault_that_names_the_rank_the_step_and_both_values() {
         ((|answer| answer.digest ^= 1) as fn(&mut StepAnswer), "digest"),
         (|answer| answer.step = StepId::new(2), "step: expected 1, got 2"),
         (|answer| answer.epoch = Epoch::new(7), "epoch: expected 1, got 7"),
-        (|answer| answer.body.as_mut().expect("valid").passes = 3, "passes: expected 1, got 3"),
-        (|answer| answer.body.as_mut().expect("valid").dp_rank = DpRank::new(0), "dp_rank: expected 1, got 0"),
+        (|answer| reply_of(answer).passes = 3, "passes: expected 1, got 3"),
+        (|answer| reply_of(answer).dp_rank = DpRank::new(0), "dp_rank: expected 1, got 0"),
         (|answer| answer.body = Err(Error::Decode { message: "cut".to_owned() }), "decode: cut"),
     ] {
         let message = false_reply(change);
@@ -94,7 +94,7 @@ fn ranks_that_enter_different_numbers_of_collectives_are_a_fault() {
     let workers: Vec<_> = world.tables.keys().copied().collect();
     let mut answers: Vec<StepAnswer> =
         workers.iter().map(|worker| world.answer(&dispatch, &encoded, *worker)).collect();
-    answers[1].body.as_mut().expect("valid").collectives = 4;
+    reply_of(&mut answers[1]).collectives = 4;
     let second = answers.pop().expect("two");
     assert_eq!(failed(&world.feed(Input::Reply(workers[0], answers.remove(0)))), []);
     let actions = world.feed(Input::Reply(workers[1], second));
@@ -171,8 +171,8 @@ fn a_step_past_its_limit_blames_who_has_not_answered() {
 fn an_ended_process_is_reported_once() {
     let mut world = World::ready(config(1, false));
     let worker = *world.tables.keys().next().expect("one worker");
-    let dp_rank = DpRank::new(0);
-    let exited = |process_id| Input::Exited(dp_rank, process_id, "its process ended (signal: 9)".to_owned());
+    let place = Place::new(DpRank::new(0), 0);
+    let exited = |process_id| Input::Exited(place, process_id, "its process ended (signal: 9)".to_owned());
     // Another process of the same rank is not this worker.
     assert_eq!(world.feed(exited(1)), []);
     assert_eq!(respawned(&world.feed(exited(join(0).process_id))), [0]);
@@ -192,7 +192,7 @@ fn a_worker_that_ends_while_the_fleet_starts_is_fatal_where_we_start_workers() {
             world.feed(Input::Join(worker, join(1)));
         }
         let how = "its process ended (exit status: 1)".to_owned();
-        let actions = world.feed(Input::Exited(DpRank::new(1), join(1).process_id, how));
+        let actions = world.feed(Input::Exited(Place::new(DpRank::new(1), 0), join(1).process_id, how));
         let fatal = actions.iter().find_map(|action| match action {
             Action::Fatal { message } => Some(message),
             _ => None,

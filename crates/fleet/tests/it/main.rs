@@ -3,4 +3,5 @@
 mod assembly;
 mod faults;
 mod requests;
+mod tensor;
 mod world;

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use paceline_fleet::{
-    Action, Config, Contract, Deadlines, Dispatch, Encoded, Fleet, Input, Join, Loaded, StepAnswer, StoreAddress,
-    WorkerId,
+    Action, AnswerBody, Config, Contract, Deadlines, Dispatch, Encoded, Fleet, Input, Join, Loaded, Place, StepAnswer,
+    StoreAddress, TpEcho, WorkerId,
 };
 use paceline_plan::seats::{RowOutcome, SeatTable, StepHeader};
-use paceline_plan::{DpRank, Epoch, LogitsWanted, WorkerLimits};
+use paceline_plan::{DpRank, Epoch, LogitsWanted, StepReply, WorkerLimits};
 use paceline_scheduler::{Drafter, Policies, QueueLimits, RequestId, RequestSpec, ShapeConfig};
 
 pub(crate) const LIMITS: WorkerLimits = WorkerLimits {
@@ -32,13 +32,16 @@ pub(crate) fn loaded() -> Loaded {
 pub(crate) fn config(dp_size: u32, lockstep: bool) -> Config {
     Config {
         dp_size,
+        tp_size: 1,
         lockstep,
         join_token: "secret".to_owned(),
         protocol_hash: "hash".to_owned(),
         limits: LIMITS,
         shapes: ShapeConfig::cpu_default(4, &[0], 4),
         k: 0,
+        k_by_rows: Vec::new(),
         drafter: Drafter::None,
+        drafter_layers: 0,
         queue: QueueLimits::default(),
         prefix_cache: None,
         policies: Policies::default(),
@@ -58,6 +61,11 @@ pub(crate) fn join(dp_rank: u32) -> Join {
         tokenizer_digest: "words".to_owned(),
         process_id: 1_000 + dp_rank,
     }
+}
+
+/// The join of worker `tp_rank` of a rank.
+pub(crate) fn join_tp(dp_rank: u32, tp_rank: u32) -> Join {
+    Join { tp_rank, process_id: 1_000 + 100 * tp_rank + dp_rank, ..join(dp_rank) }
 }
 
 pub(crate) fn spec(id: u64, pinned: Option<u32>) -> Input {
@@ -80,20 +88,25 @@ pub(crate) fn spec(id: u64, pinned: Option<u32>) -> Input {
 pub(crate) struct World {
     pub(crate) fleet: Fleet,
     pub(crate) tables: BTreeMap<WorkerId, SeatTable>,
+    /// Who is where, of all that ever joined.
+    pub(crate) places: BTreeMap<WorkerId, Place>,
     next_worker: u64,
 }
 
 impl World {
     pub(crate) fn new(config: Config) -> Self {
-        Self { fleet: Fleet::new(config).expect("a valid configuration"), tables: BTreeMap::new(), next_worker: 1 }
+        let fleet = Fleet::new(config).expect("a valid configuration");
+        Self { fleet, tables: BTreeMap::new(), places: BTreeMap::new(), next_worker: 1 }
     }
 
     /// A fleet with all its ranks in service.
     pub(crate) fn ready(config: Config) -> Self {
-        let dp_size = config.dp_size;
+        let (dp_size, tp_size) = (config.dp_size, config.tp_size);
         let mut world = Self::new(config);
         for dp_rank in 0..dp_size {
-            world.load(dp_rank);
+            for tp_rank in 0..tp_size {
+                world.load_tp(dp_rank, tp_rank);
+            }
         }
         assert!(world.fleet.is_ready());
         world
@@ -106,8 +119,13 @@ impl World {
 
     /// Lets a worker join and load; answers whatever it is asked. What happened, for a closer look.
     pub(crate) fn load(&mut self, dp_rank: u32) -> (WorkerId, Vec<Action>) {
+        self.load_tp(dp_rank, 0)
+    }
+
+    /// The same for worker `tp_rank` of the rank.
+    pub(crate) fn load_tp(&mut self, dp_rank: u32, tp_rank: u32) -> (WorkerId, Vec<Action>) {
         let worker = self.worker_id();
-        let mut actions = self.feed(Input::Join(worker, join(dp_rank)));
+        let mut actions = self.feed(Input::Join(worker, join_tp(dp_rank, tp_rank)));
         actions.extend(self.feed(Input::Attached(worker)));
         actions.extend(self.feed(Input::Loaded(worker, loaded())));
         (worker, actions)
@@ -115,6 +133,9 @@ impl World {
 
     /// Gives an input to the fleet and plays the workers' part of membership. All actions, in order.
     pub(crate) fn feed(&mut self, input: Input) -> Vec<Action> {
+        if let Input::Join(worker, join) = &input {
+            self.places.insert(*worker, join.place());
+        }
         let mut inputs = vec![input];
         let mut all = Vec::new();
         while let Some(input) = inputs.pop() {
@@ -123,7 +144,7 @@ impl World {
                 match action {
                     Action::Welcome { worker, dp_ranks, .. } => {
                         let limits = WorkerLimits { num_blocks: 32, vocab_size: 50, ..LIMITS };
-                        let dp_rank = dp_ranks[0];
+                        let dp_rank = self.places[worker].dp_rank;
                         let table = SeatTable::new(limits, dp_rank, dp_ranks.clone()).expect("in the group");
                         self.tables.insert(*worker, table);
                     }
@@ -131,8 +152,8 @@ impl World {
                         let address = StoreAddress { host: "here".to_owned(), port: 7 };
                         inputs.push(Input::StoreBound(*worker, *epoch, address));
                     }
-                    Action::Form { worker, epoch, world_rank, .. } => {
-                        self.form(*worker, *epoch, *world_rank);
+                    Action::Form { worker, epoch, .. } => {
+                        self.form(*worker, *epoch);
                         inputs.push(Input::Formed(*worker, *epoch));
                     }
                     Action::StopWorker { worker, .. } => drop(self.tables.remove(worker)),
@@ -144,14 +165,8 @@ impl World {
         all
     }
 
-    fn form(&mut self, worker: WorkerId, epoch: Epoch, world_rank: u32) {
-        let table = self.tables.get_mut(&worker).expect("a welcomed worker");
-        let ranks: Vec<DpRank> = self.fleet.ranks().iter().map(|rank| rank.dp_rank).collect();
-        // Dense groups have one rank, lockstep groups have them all, so the table of the welcome is right for rank 0.
-        if world_rank > 0 {
-            *table = SeatTable::new(*table.limits(), ranks[world_rank as usize], ranks).expect("in the group");
-        }
-        table.reset(epoch);
+    fn form(&mut self, worker: WorkerId, epoch: Epoch) {
+        self.tables.get_mut(&worker).expect("a welcomed worker").reset(epoch);
     }
 
     /// Sends the next plan, if there is one.
@@ -175,7 +190,11 @@ impl World {
             _ => RowOutcome { emitted: vec![9], ..RowOutcome::default() },
         };
         let outcomes = step_now.rank.rows().iter().map(|row| outcome(row.logits)).collect();
-        let body = table.commit(&step_now, outcomes);
+        let reply = table.commit(&step_now, outcomes);
+        let body = reply.map(|reply| match self.places[&worker].tp_rank {
+            0 => AnswerBody::Rows(reply),
+            _ => AnswerBody::Echo(TpEcho::from(&reply)),
+        });
         StepAnswer { group, epoch, step, digest, body }
     }
 
@@ -202,8 +221,24 @@ pub(crate) fn failed(actions: &[Action]) -> Vec<u64> {
     actions.iter().filter_map(id).collect()
 }
 
-/// The ranks that need a new worker among `actions`.
+/// The ranks that need a new worker among `actions`, once for each worker.
 pub(crate) fn respawned(actions: &[Action]) -> Vec<u32> {
-    let rank = |action: &Action| if let Action::Respawn { dp_rank } = action { Some(dp_rank.get()) } else { None };
-    actions.iter().filter_map(rank).collect()
+    respawned_places(actions).into_iter().map(|(dp_rank, _)| dp_rank).collect()
+}
+
+/// The places, by rank and tp rank, that need a new worker among `actions`.
+pub(crate) fn respawned_places(actions: &[Action]) -> Vec<(u32, u32)> {
+    let place = |action: &Action| match action {
+        Action::Respawn { place } => Some((place.dp_rank.get(), place.tp_rank)),
+        _ => None,
+    };
+    actions.iter().filter_map(place).collect()
+}
+
+/// What tp worker 0 says of its rows.
+pub(crate) fn reply_of(answer: &mut StepAnswer) -> &mut StepReply {
+    match answer.body.as_mut().expect("valid") {
+        AnswerBody::Rows(reply) => reply,
+        AnswerBody::Echo(echo) => panic!("{echo:?}"),
+    }
 }

@@ -80,6 +80,7 @@ struct Run {
     pending: Vec<Pending>,
     late: Vec<Pending>,
     pins: bool,
+    shares: bool,
 }
 
 impl Run {
@@ -116,7 +117,7 @@ impl Run {
             spec.prompt = (0..prompt).map(|index| (index * 7 + index / 5 + family) % 50).collect();
         }
         spec.skip_prefix_cache = self.world.random.chance(100);
-        if self.world.random.chance(200) {
+        if self.shares && self.world.random.chance(200) {
             spec.shares_prompt_with = self.live().last().copied();
         }
         spec.priority = self.world.random.below(3).cast_signed() - 1;
@@ -207,7 +208,7 @@ impl Run {
         let stats = self.world.scheduler.stats();
         // What a later group preempts has come too late for an earlier one that is in flight by now.
         let aligned = self.world.scheduler.config().policies.alignment.is_some();
-        if stats.waiting > 0 && !self.pins && !aligned && self.preemptions() == preempted {
+        if stats.waiting > 0 && !self.pins && !self.shares && !aligned && self.preemptions() == preempted {
             for rank in &stats.ranks {
                 assert!(rank.running > 0, "dp_rank {} is idle while {} wait", rank.dp_rank, stats.waiting);
             }
@@ -225,7 +226,8 @@ fn run(seed: u64, events: u32) -> Option<Stats> {
     world.accept_permille = world.random.below(1001);
     world.propose_permille = world.random.below(1001);
     let pins = world.random.chance(300);
-    let mut run = Run { world, pending: Vec::new(), late: Vec::new(), pins };
+    let shares = world.random.chance(300);
+    let mut run = Run { world, pending: Vec::new(), late: Vec::new(), pins, shares };
     for _ in 0..events {
         run.event();
     }
@@ -300,7 +302,7 @@ fn g05_a_million_random_events_hold_every_number() {
         world.random = Random(seed);
         world.accept_permille = world.random.below(1001);
         world.propose_permille = world.random.below(1001);
-        let mut run = Run { world, pending: Vec::new(), late: Vec::new(), pins: false };
+        let mut run = Run { world, pending: Vec::new(), late: Vec::new(), pins: false, shares: seed % 3 == 0 };
         for _ in 0..20 {
             for _ in 0..1_000 {
                 run.event();
