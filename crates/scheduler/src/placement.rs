@@ -16,6 +16,10 @@ struct View {
     open: bool,
     seats: u32,
     blocks: u32,
+    /// Whether requests leave in this round to make room.
+    some_leave: bool,
+    /// Whether requests start in this round on blocks that others hold.
+    some_share: bool,
     /// Blocks at their longest of what was started here in this round.
     blocks_started: u32,
     budget: u32,
@@ -183,8 +187,12 @@ impl Placement<'_> {
         if needed <= spare {
             return Some(needed);
         }
-        // Blocks of a prefix that others hold cost nothing.
-        let held = if self.config.prefix_cache.is_some() { rank.hit(request, self.config).held } else { 0 };
+        // Blocks of a prefix that others hold cost nothing, as long as nobody leaves.
+        let held = if self.config.prefix_cache.is_some() && !view.some_leave {
+            rank.hit(request, self.config).held
+        } else {
+            0
+        };
         (needed - held.min(needed) <= spare).then_some(needed - held.min(needed))
     }
 
@@ -192,7 +200,7 @@ impl Placement<'_> {
     fn by_preemption(&self, request: &Request, views: &[View], chosen: &Chosen) -> Option<Offer> {
         let mut best: Option<Offer> = None;
         for (position, view) in views.iter().enumerate() {
-            if view.index.is_none() || !view.open || !may_go(request, position) {
+            if view.index.is_none() || !view.open || view.some_share || !may_go(request, position) {
                 continue;
             }
             let Some(offer) = self.with_victims(request, position, view, chosen) else { continue };
@@ -214,6 +222,7 @@ impl Placement<'_> {
         lower.sort_by_key(|slot| std::cmp::Reverse(self.requests[*slot].standing()));
         let mut view = *view;
         view.budget = view.budget.max(1);
+        view.some_leave = true;
         let mut victims = Vec::new();
         for slot in lower {
             let blocks = &self.requests[slot].on_seat().blocks;
@@ -247,6 +256,8 @@ impl Placement<'_> {
         view.last_placed = placed;
         let left = request.known() - hit_tokens;
         view.seats = (view.seats + victims.len() as u32).saturating_sub(1);
+        view.some_leave |= !victims.is_empty();
+        view.some_share |= blocks < needed;
         for victim in &victims {
             let held = &self.requests[*victim].on_seat().blocks;
             view.blocks += held.iter().filter(|block| self.ranks[position].blocks.holders(**block) == 1).count() as u32;
@@ -286,6 +297,8 @@ impl Placement<'_> {
             open: rank.available,
             seats: self.config.limits.max_num_seqs.saturating_sub(requests),
             blocks: rank.blocks_spare(self.requests, &self.config.limits),
+            some_leave: false,
+            some_share: false,
             blocks_started: 0,
             budget,
             prompt_tokens: prompts.map(|slot| self.requests[*slot].on_seat().prompt_left()).sum(),

@@ -160,11 +160,13 @@ impl Scheduler {
 
     fn start_waiting(&mut self, members: &[usize], selections: &mut [Selection], chosen: Chosen, tick: u64, k: u32) {
         let Chosen { starts, skipped } = chosen;
+        let mut full = vec![false; members.len()];
         for Start { slot, index, victims, .. } in starts {
             let rank = members[index];
             let selection = &selections[index];
-            // Placement counts tokens by a quick look at the cache.
-            if selection.budget_left + selection.cost_of(&victims) == 0 {
+            // Placement counts tokens by a quick look at the cache. What it chose after this one counts on this one.
+            if full[index] || selection.budget_left + selection.cost_of(&victims) == 0 {
+                full[index] = true;
                 continue;
             }
             self.placements += 1;

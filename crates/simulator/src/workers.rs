@@ -37,7 +37,13 @@ impl Worker {
         let rows = rows.map(|(index, row)| self.row(row, index < decode_rows, group.k_draft())).collect();
         let passes = group.passes().len() as u32;
         let reply = StepReply { dp_rank: self.dp_rank, rows, passes, ..StepReply::default() };
-        StepAnswer { group: group.group(), epoch: group.epoch(), step: group.step(), digest, body: Ok(AnswerBody::Rows(reply)) }
+        StepAnswer {
+            group: group.group(),
+            epoch: group.epoch(),
+            step: group.step(),
+            digest,
+            body: Ok(AnswerBody::Rows(reply)),
+        }
     }
 
     fn row(&mut self, row: &Row, is_decode: bool, k_draft: u32) -> RowReply {
