@@ -14,6 +14,14 @@ from support.processes import ROOT
 
 VOCAB_SIZE = 900
 MODEL_LEN = 4096
+# What the daemon checks flags against.
+MODEL = {
+    "max_position_embeddings": MODEL_LEN,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_nextn_predict_layers": 1,
+}
 
 StartFleet = Callable[..., Daemon]
 
@@ -24,7 +32,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     shutil.copytree(ROOT / "crates/text/tests/data/bytelevel", folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": MODEL_LEN}))
+    (folder / "config.json").write_text(json.dumps({**config, **MODEL}))
     # Some tokenizers state a shorter length of their own.
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings.pop("model_max_length", None)

@@ -1,5 +1,7 @@
 """Starting and stopping: bad usage, taken ports, signals, workers that do not come up."""
 
+import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +25,13 @@ USAGE = 64
         (["--no-such-flag"], "--no-such-flag"),
         (["--max-num-seqs", "0"], "--max-num-seqs is 0"),
         (["-dp", "0"], "--data-parallel-size is 0"),
-        (["-tp", "2"], "--tensor-parallel-size is 2"),
+        (["-tp", "0"], "--tensor-parallel-size is 0"),
+        (["-tp", "5"], "--tensor-parallel-size is 5, it must divide num_attention_heads of the model, 12"),
+        (["-tp", "3"], "--tensor-parallel-size is 3, it must divide num_key_value_heads of the model, 4"),
+        (["--enable-expert-parallel", "-dp", "5"], "shares the experts of the model among 5 workers, and it has 4"),
+        (["--enable-expert-parallel", "-dp", "2", "--lockstep", "off"], "--lockstep is off"),
+        (["--all2all-backend", "broadcast"], "--all2all-backend"),
+        (["--demo", "moe"], "--demo is demo:moe, and the model to serve is"),
         (["--lockstep", "maybe"], "--lockstep"),
         (["--dtype", "int4"], "--dtype"),
         (["--host", "nowhere.invalid"], "nowhere.invalid"),
@@ -48,6 +56,21 @@ def test_bad_usage_is_one_line_and_exit_code_64(rust_build: Build, tiny_model: P
     assert len(lines) == 1, result.output
     assert lines[0].startswith("paceline: ")
     assert named in lines[0]
+
+
+def test_drafts_by_mtp_need_a_draft_layer(rust_build: Build, tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "dense"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["num_nextn_predict_layers"]
+    (folder / "config.json").write_text(json.dumps(config))
+    for method in ("mtp", "deepseek_mtp", "glm4_moe_mtp"):
+        drafts = json.dumps({"method": method, "num_speculative_tokens": 1})
+        serve = [rust_build.programs["paceline"], "serve", folder, "--skip-prepare", "--port", "0", "--speculative-config", drafts]
+        result = run_limited(serve, limit_s=20)
+        assert result.returncode == USAGE, result.output
+        told = result.output.splitlines()[-1]
+        assert "--speculative-config: method mtp needs num_nextn_predict_layers of at least 1" in told, told
 
 
 def test_unknown_keys_of_a_file_are_errors_and_flags_go_before_it(rust_build: Build, tiny_model: Path, tmp_path: Path) -> None:

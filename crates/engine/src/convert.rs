@@ -152,6 +152,8 @@ fn rank_status(rank: paceline_fleet::RankStatus, stats: Option<&Stats>) -> RankS
             draft_tokens: counters.drafts.draft_tokens,
             accepted_tokens: counters.drafts.accepted_tokens,
             accepted_per_position: counters.drafts.accepted_per_position.clone(),
+            verified_per_position: counters.drafts.verified_per_position.clone(),
+            wanted_blocks_missing: counters.wanted_blocks_missing,
         },
     }
 }

@@ -185,6 +185,7 @@ mod tests {
             step: StepId::new(step),
             k_verify: 0,
             k_draft: 0,
+            passes: 1,
             mode: Mode::Eager,
             reason: ShapeReason::EagerOnly,
             downgraded_by: None,

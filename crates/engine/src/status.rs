@@ -84,6 +84,10 @@ pub struct RankCounters {
     pub accepted_tokens: u64,
     /// Of these, by position in the row, from the first draft.
     pub accepted_per_position: Vec<u64>,
+    /// Draft tokens verified, by position in the row.
+    pub verified_per_position: Vec<u64>,
+    /// Blocks that drafts after the first would have written to and that were not free.
+    pub wanted_blocks_missing: u64,
 }
 
 impl RankCounters {

@@ -108,9 +108,7 @@ impl BlockPool {
     /// How many leading keys are in the cache, and how many blocks from the first on somebody holds: those cost no
     /// room, and nothing that is given up can cut them off.
     pub(crate) fn matched(&self, keys: &[BlockKey]) -> (u32, u32) {
-        self.cache
-            .matched(keys)
-            .fold((0, 0), |(all, held), block| {
+        self.cache.matched(keys).fold((0, 0), |(all, held), block| {
             (all + 1, held + u32::from(held == all && self.holders[block as usize] > 0))
         })
     }

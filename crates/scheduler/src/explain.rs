@@ -166,6 +166,8 @@ pub struct Explanation {
     pub k_verify: u32,
     /// Drafts proposed.
     pub k_draft: u32,
+    /// Forwards of the step: the target's, and those of a model drafter.
+    pub passes: u32,
     /// Mode of the target pass.
     pub mode: Mode,
     /// Why it has its mode and size.
@@ -214,7 +216,11 @@ impl Explanation {
     fn shape(&self, text: &mut impl Write) -> Result {
         let (rows, tokens) = (Count(self.rows_padded, "row"), Count(self.tokens_padded, "token"));
         let (k_verify, k_draft) = (self.k_verify, self.k_draft);
-        write!(text, "{rows}, {tokens} on every rank; drafts of a row: {k_verify} verified, {k_draft} proposed")
+        write!(text, "{rows}, {tokens} on every rank; drafts of a row: {k_verify} verified, {k_draft} proposed")?;
+        if self.passes > 1 {
+            write!(text, "; {} passes", self.passes)?;
+        }
+        Ok(())
     }
 
     fn prompts(&self, text: &mut impl Write) -> Result {
@@ -322,6 +328,7 @@ mod tests {
             step: StepId::new(30),
             k_verify: 1,
             k_draft: 1,
+            passes: 1,
             mode: Mode::Eager,
             reason: ShapeReason::PromptRow { index: 0 },
             pace: Pace::Level { tokens: 100 },

@@ -277,6 +277,7 @@ impl Scheduler {
             step: state.step,
             k_verify: decision.k_verify,
             k_draft: decision.k_draft,
+            passes: decision.passes.len() as u32,
             mode: target.mode(),
             pace,
             reason: decision.reason,

@@ -28,6 +28,7 @@ fn chunk(group: u32, step: u64) -> ExplainedStep {
         step: StepId::new(step),
         k_verify: 1,
         k_draft: 1,
+        passes: 2,
         mode: Mode::Eager,
         reason: ShapeReason::PromptRow { index: 0 },
         downgraded_by: Some(DpRank::new(group * 2)),

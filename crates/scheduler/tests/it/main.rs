@@ -9,6 +9,7 @@ mod drafting;
 mod exhaustive;
 mod kernels;
 mod life;
+mod model_drafter;
 mod mutations;
 mod padding;
 mod permutations;

@@ -3,7 +3,7 @@
 
 use paceline_plan::{DpRank, GroupId};
 use paceline_scheduler::{
-    Alignment, CacheSecret, Config, Drafter, Policies, RankCounters, RequestId, Scheduler, ShapeConfig, Stats,
+    Alignment, CacheSecret, Config, Drafter, KByRows, Policies, RankCounters, RequestId, Scheduler, ShapeConfig, Stats,
 };
 use proptest::prelude::*;
 
@@ -51,6 +51,11 @@ fn config(seed: u64) -> Config {
         0 => Drafter::Ngram,
         _ => Drafter::Model,
     };
+    config.drafter_layers = 1 + random.below(2);
+    if random.chance(300) {
+        let entry = |rows_most| KByRows { rows_most, k: random.below(k + 1) };
+        config.k_by_rows = (1..=max_num_seqs).map(entry).collect();
+    }
     choose_policies(&mut config, &mut random);
     config
 }
@@ -256,7 +261,7 @@ fn long_random_worlds_hold_the_rules_and_meet_everything() {
     assert!(worlds.len() > 12, "most configurations are correct: {}", worlds.len());
     let total =
         |count: Count| -> u64 { worlds.iter().flat_map(|stats| &stats.ranks).map(|rank| count(&rank.counters)).sum() };
-    let met: [(&str, Count); 13] = [
+    let met: [(&str, Count); 14] = [
         ("dummy steps", |rank| rank.dummy_steps),
         ("full steps", |rank| rank.steps_by_mode[0]),
         ("piecewise steps", |rank| rank.steps_by_mode[1]),
@@ -266,6 +271,7 @@ fn long_random_worlds_hold_the_rules_and_meet_everything() {
         ("held by blocks", |rank| rank.held_by_blocks),
         ("held by ladder", |rank| rank.held_by_ladder),
         ("trimmed drafts", |rank| rank.drafts_trimmed),
+        ("wanted blocks that were missing", |rank| rank.wanted_blocks_missing),
         ("accepted drafts", |rank| rank.drafts.accepted_tokens),
         ("stale replies", |rank| rank.stale_replies),
         ("placeholders", |rank| rank.padding().placeholders),

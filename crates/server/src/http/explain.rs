@@ -62,6 +62,7 @@ fn numbers(step: &ExplainedStep) -> Value {
         "downgraded_by": explanation.downgraded_by.map(DpRank::get),
         "k_verify": explanation.k_verify,
         "k_draft": explanation.k_draft,
+        "passes": explanation.passes,
         "rows_padded": explanation.rows_padded,
         "tokens_padded": explanation.tokens_padded,
         "ranks": ranks,

@@ -274,6 +274,16 @@ fn timings(writer: &mut Writer, status: &FleetStatus) -> fmt::Result {
     writer.gauges("paceline_step_part_seconds", "Where the time of the latest steps went", series)
 }
 
+fn by_position(
+    ranks: &[RankStatus],
+    values: fn(&RankStatus) -> &Vec<u64>,
+) -> impl Iterator<Item = (RankPosition, u64)> {
+    ranks.iter().flat_map(move |rank| {
+        let dp_rank = rank.dp_rank;
+        (0_u32..).zip(values(rank)).map(move |(position, value)| (RankPosition { dp_rank, position }, *value))
+    })
+}
+
 /// The counters of drafts, and the same sums under the names that vLLM's benchmark client looks for.
 fn speculation(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
     writer.counters("paceline_drafts", "Rows that had drafts", by_rank(ranks, |rank| rank.counters.drafts))?;
@@ -287,15 +297,20 @@ fn speculation(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
         "Draft tokens that the target agreed with",
         by_rank(ranks, |rank| rank.counters.accepted_tokens),
     )?;
-    let positions = |rank: &RankStatus| {
-        let dp_rank = rank.dp_rank;
-        let accepted = rank.counters.accepted_per_position.clone();
-        (0_u32..).zip(accepted).map(move |(position, accepted)| (RankPosition { dp_rank, position }, accepted))
-    };
+    writer.counters(
+        "paceline_draft_tokens_per_position",
+        "Verified draft tokens by position in the row",
+        by_position(ranks, |rank| &rank.counters.verified_per_position),
+    )?;
     writer.counters(
         "paceline_accepted_tokens_per_position",
         "Accepted draft tokens by position in the row",
-        ranks.iter().flat_map(positions),
+        by_position(ranks, |rank| &rank.counters.accepted_per_position),
+    )?;
+    writer.counters(
+        "paceline_draft_blocks_missing",
+        "KV blocks that drafts after the first would have used and that were not free",
+        by_rank(ranks, |rank| rank.counters.wanted_blocks_missing),
     )?;
     let sum = |value: fn(&RankStatus) -> u64| ranks.iter().map(value).sum();
     writer.counter("vllm:spec_decode_num_drafts", "Rows that had drafts", sum(|rank| rank.counters.drafts))?;
