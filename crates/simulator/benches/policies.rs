@@ -10,10 +10,14 @@ fn policies() -> Vec<(&'static str, Options)> {
     vec![
         ("round robin", Options { placing: Placing::RoundRobin, ..Options::default() }),
         ("late binding", Options::default()),
-        ("aligned", aligned(20, 90)),
-        ("aligned 10", aligned(10, 90)),
-        ("aligned 40", aligned(40, 90)),
-        ("aligned 80%", aligned(20, 80)),
+        ("aligned, 10 steps", aligned(10, 90)),
+        ("aligned, 20 steps", aligned(20, 90)),
+        ("aligned, 40 steps", aligned(40, 90)),
+        ("aligned, 20 steps, 80%", aligned(20, 80)),
+        (
+            "gaps of 140 ms",
+            Options { policies: Policies { gap_tokens: 2_000, ..Policies::default() }, ..Options::default() },
+        ),
     ]
 }
 
