@@ -11,6 +11,7 @@ mod flags;
 mod launcher;
 mod model_config;
 mod passthrough;
+mod policies;
 mod prepare;
 mod process;
 mod say;

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use paceline_engine::{ExpertParallel, ModelSettings};
 use paceline_fleet::{Config as FleetConfig, Deadlines};
 use paceline_plan::WorkerLimits;
-use paceline_scheduler::{Drafter, Policies, QueueLimits, ShapeConfig};
+use paceline_scheduler::{Drafter, QueueLimits, ShapeConfig};
 
 use crate::Failure;
 use crate::cli::Serve;
 use crate::flags::{All2AllBackend, Demo, Dtype, Flags, LogLevel, Switch};
 use crate::model_config::ModelConfig;
+use crate::policies;
 use crate::speculation::{Method, Speculation};
 
 /// Ranks of a demo.
@@ -268,8 +269,8 @@ impl Settings {
             },
             drafter_layers: self.drafter_layers(model),
             queue: QueueLimits { requests: self.flags.max_num_queued_reqs, tokens: self.flags.max_num_queued_tokens },
-            prefix_cache: None,
-            policies: Policies::default(),
+            prefix_cache: policies::prefix_cache(&self.flags),
+            policies: policies::policies(&self.flags),
             fatal_start: self.spawns(),
             deadlines: Deadlines {
                 start_ms: seconds(self.flags.startup_timeout, defaults.start_ms),

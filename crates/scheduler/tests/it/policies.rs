@@ -213,7 +213,7 @@ fn a_running_prompt_that_waits_is_told() {
 }
 
 /// Rank 1 has a prompt of 300,000 tokens; rank 0 decodes with drafts.
-fn g08_world(policies: Policies) -> (World, RequestId, RequestId) {
+fn long_prompt_world(policies: Policies) -> (World, RequestId, RequestId) {
     let mut config = lockstep(2, 4, 3);
     config.limits.max_model_len = 310_000;
     config.limits.num_blocks = 20_000;
@@ -227,7 +227,7 @@ fn g08_world(policies: Policies) -> (World, RequestId, RequestId) {
 
 #[test]
 fn g08_a_decode_goes_on_beside_a_prompt_of_300_000_tokens() {
-    let (mut world, decode, prefill) = g08_world(Policies::default());
+    let (mut world, decode, prefill) = long_prompt_world(Policies::default());
     let mut steps = 0;
     while world.requests[&prefill].emitted.is_empty() {
         let before = world.requests[&decode].emitted.len();
@@ -242,7 +242,7 @@ fn g08_a_decode_goes_on_beside_a_prompt_of_300_000_tokens() {
 #[test]
 fn g08_chunks_beside_anothers_decode_are_as_short_as_the_bound_says() {
     // 100 ms at 20 ms a step and 0.06 ms a token are 1,333 tokens.
-    let (mut world, decode, prefill) = g08_world(Policies { gap_tokens: 1_333, ..Policies::default() });
+    let (mut world, decode, prefill) = long_prompt_world(Policies { gap_tokens: 1_333, ..Policies::default() });
     for _ in 0..50 {
         let before = world.requests[&decode].emitted.len();
         let plan = world.step(0).expect("a step");
