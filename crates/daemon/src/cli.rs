@@ -8,6 +8,7 @@ use paceline_client::{BatchArguments, BenchArguments, ChatArguments};
 use crate::Failure;
 use crate::explain::Explain;
 use crate::flags::Flags;
+use crate::simulate::Simulate;
 
 /// LLM inference in which one scheduler decides every rank's batch shape at every step.
 #[derive(Debug, Parser)]
@@ -37,6 +38,10 @@ pub(crate) enum Chosen {
     Bench(Box<BenchArguments>),
     /// Answer the requests of a file in the OpenAI batch format; goes on where it was cut
     Batch(BatchArguments),
+    /// Play a load to the scheduler on virtual time, without a GPU, and compare policies
+    ///
+    /// To choose ranks, drafts, ladders and budgets by: costs are constants, the scheduler is the one that serves.
+    Simulate(Box<Simulate>),
     /// Fetch and convert a model without serving it
     #[command(disable_help_flag = true)]
     Prepare(Passed),

@@ -64,6 +64,16 @@ pub(crate) enum All2AllBackend {
     AllToAll,
 }
 
+/// Who goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum SchedulingPolicy {
+    /// First come, first served.
+    Fcfs,
+    /// Lower priorities first; they may take the seat or the blocks of a higher one.
+    Priority,
+}
+
 /// How much is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -217,6 +227,25 @@ pub(crate) struct Flags {
     /// Origins whose pages may call from a browser, as http://a.example,https://b.example; * for all [default: none]
     #[arg(long, help_heading = "Clients", value_delimiter = ',')]
     pub(crate) cors_allow_origins: Option<Vec<String>>,
+    /// Keep the KV of earlier prompts, and compute only what is new of a later one [default: off]
+    #[arg(long, help_heading = "Scheduling", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) enable_prefix_caching: Option<bool>,
+    /// Who goes first: fcfs, or by priority, which may then take the seat or the blocks of a lower one [default: by
+    /// priority in the queue, and nobody loses a seat]
+    #[arg(long, help_heading = "Scheduling")]
+    pub(crate) scheduling_policy: Option<SchedulingPolicy>,
+    /// Requests that may start before an earlier one that fits nowhere yet [default: 0]
+    #[arg(long, help_heading = "Scheduling")]
+    pub(crate) max_skips: Option<u32>,
+    /// Prompt tokens of one request in a step while others run or wait [default: what the budget leaves]
+    #[arg(long, help_heading = "Scheduling")]
+    pub(crate) long_prefill_token_threshold: Option<u32>,
+    /// Prompt tokens of a rank in a step in which another rank of its group decodes [default: what the budget leaves]
+    #[arg(long, help_heading = "Scheduling")]
+    pub(crate) max_prefill_tokens_beside_decodes: Option<u32>,
+    /// Steps that prompts wait for those of other ranks of a group that steps together [default: 0, they do not wait]
+    #[arg(long, help_heading = "Scheduling")]
+    pub(crate) prefill_alignment_steps: Option<u32>,
 
     /// Interpreter that prepares models and runs workers [default: this one, or python3]
     #[arg(long, help_heading = "Processes")]

@@ -11,12 +11,14 @@ mod flags;
 mod launcher;
 mod model_config;
 mod passthrough;
+mod policies;
 mod prepare;
 mod process;
 mod say;
 mod serve;
 mod settings;
 mod signals;
+mod simulate;
 mod speculation;
 
 use crate::cli::Chosen;
@@ -55,6 +57,7 @@ fn run(arguments: Vec<String>, python: Option<String>) -> Result<(), Failure> {
         Chosen::Chat(arguments) => clients::chat(arguments),
         Chosen::Bench(arguments) => clients::bench(&arguments),
         Chosen::Batch(arguments) => clients::batch(arguments),
+        Chosen::Simulate(arguments) => simulate::run(&arguments),
         Chosen::Prepare(passed) => Err(passthrough::run("paceline.weights.prepare", &passed.arguments, python)),
         Chosen::Worker(passed) => Err(passthrough::run("paceline.worker", &passed.arguments, python)),
     }

@@ -12,6 +12,7 @@ use crate::Failure;
 use crate::cli::Serve;
 use crate::flags::{All2AllBackend, Demo, Dtype, Flags, LogLevel, Switch};
 use crate::model_config::ModelConfig;
+use crate::policies;
 use crate::speculation::{Method, Speculation};
 
 /// Ranks of a demo.
@@ -277,6 +278,8 @@ impl Settings {
             },
             drafter_layers: self.drafter_layers(model),
             queue: QueueLimits { requests: self.flags.max_num_queued_reqs, tokens: self.flags.max_num_queued_tokens },
+            prefix_cache: policies::prefix_cache(&self.flags),
+            policies: policies::policies(&self.flags),
             fatal_start: self.spawns(),
             deadlines: Deadlines {
                 start_ms: seconds(self.flags.startup_timeout, defaults.start_ms),

@@ -32,7 +32,7 @@ use External::{Any, Only};
 /// `testing` is the scripted worker: any crate above `proto` may use it in its tests.
 const TABLE: &[Rule] = &[
     Rule { name: "plan", workspace: &[], external: Only(&["serde", "rmp-serde", "thiserror"]) },
-    Rule { name: "scheduler", workspace: &["plan"], external: Only(&["thiserror"]) },
+    Rule { name: "scheduler", workspace: &["plan"], external: Only(&["thiserror", "siphasher"]) },
     Rule { name: "fleet", workspace: &["scheduler", "plan"], external: Only(&["thiserror"]) },
     Rule { name: "simulator", workspace: &["fleet", "scheduler", "plan"], external: Any },
     Rule { name: "sampling", workspace: &[], external: Only(&["serde", "rmp-serde", "thiserror"]) },

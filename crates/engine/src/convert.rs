@@ -19,6 +19,9 @@ pub(crate) fn spec(id: u64, request: GenerateRequest) -> RequestSpec {
         priority: request.priority,
         history: request.sampling.adjust.needs_history(),
         prompt_logprobs: request.sampling.prompt_logprobs.is_some(),
+        cache_salt: Vec::new(),
+        skip_prefix_cache: request.sampling.prompt_logprobs.is_some(),
+        shares_prompt_with: None,
     }
 }
 

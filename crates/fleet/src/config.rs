@@ -1,7 +1,9 @@
 //! What a fleet is made with.
 
 use paceline_plan::{DpRank, WorkerLimits};
-use paceline_scheduler::{Config as SchedulerConfig, Drafter, KByRows, QueueLimits, ShapeConfig};
+use paceline_scheduler::{
+    CacheSecret, Config as SchedulerConfig, Drafter, KByRows, Policies, QueueLimits, ShapeConfig,
+};
 
 /// What a fleet is made with. Fixed for its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +32,10 @@ pub struct Config {
     pub drafter_layers: u32,
     /// How much may wait.
     pub queue: QueueLimits,
+    /// What the prefix cache's keys are made with; nothing switches the cache off.
+    pub prefix_cache: Option<CacheSecret>,
+    /// Who runs when.
+    pub policies: Policies,
     /// True: a worker that is lost before the fleet was ready for the first time ends the daemon.
     pub fatal_start: bool,
     /// Time limits.
@@ -76,6 +82,8 @@ impl Config {
         config.drafter = self.drafter;
         config.drafter_layers = self.drafter_layers;
         config.queue = self.queue;
+        config.prefix_cache = self.prefix_cache;
+        config.policies = self.policies;
         config
     }
 }

@@ -176,7 +176,10 @@ impl SeatTable {
         }
         let fed: i64 = rank.feeds().iter().map(|feed| feed.tokens.len() as i64).sum();
         let ahead = i64::from(self.drafter_layers) * i64::from(rank.rows_real().get());
-        let fed_most = i64::from(self.limits.max_num_batched_tokens) + ahead;
+        // A prefix hit's tokens are told to whoever needs their history.
+        let cached = rank.admissions().iter().filter(|admission| admission.history);
+        let cached: i64 = cached.map(|admission| i64::from(admission.computed)).sum();
+        let fed_most = i64::from(self.limits.max_num_batched_tokens) + ahead + cached;
         check_at_most(10, "tokens fed in one step", fed_most, fed)?;
         for feed in rank.feeds() {
             self.feed(feed)?;

@@ -1,6 +1,6 @@
 //! Steps of one load, each part in a function of its own, for callgrind to count: `tests/bench/instructions.py`.
 //!
-//! `instructions RANKS ROWS K mixed|decode STEPS`. It measures nothing itself: callgrind collects inside [`measured`],
+//! `instructions RANKS ROWS K mixed|decode[-nocache] STEPS`. It measures nothing itself: callgrind collects inside [`measured`],
 //! and the cost of a part is the inclusive cost of its `part_*` function.
 
 mod world;
@@ -223,10 +223,11 @@ fn main() {
     let (Some(ranks), Some(rows), Some(k), Some(kind), Some(steps)) =
         (number(0), number(1), number(2), arguments.get(3), number(4))
     else {
-        println!("for callgrind, see tests/bench/instructions.py: RANKS ROWS K mixed|decode STEPS");
+        println!("for callgrind, see tests/bench/instructions.py: RANKS ROWS K mixed|decode[-nocache] STEPS");
         return;
     };
-    let mut world = World::new(Load { ranks, rows, k, mixed: kind == "mixed" });
+    let mut world =
+        World::new(Load { ranks, rows, k, mixed: kind.starts_with("mixed"), cache: !kind.ends_with("-nocache") });
     world.warm_up();
     measured(&mut world, steps);
 }

@@ -61,21 +61,33 @@ fn median(mut values: Vec<Duration>) -> f64 {
 }
 
 fn main() {
-    println!("{:>5} {:>5} {:>2} {:>9} {:>9} {:>9} {:>9}", "ranks", "rows", "k", "plan", "encode", "commit", "sum_us");
-    for ranks in [1, 8, 64] {
-        for rows in [1, 32, 256] {
-            for k in [0, 1, 3] {
-                let load = Load { ranks, rows, k, mixed: false };
-                let mut scheduler = load.scheduler();
-                load.warm_up(&mut scheduler, |scheduler| {
-                    step(scheduler);
-                });
-                let times: Vec<_> = (0..STEPS).map(|_| step(&mut scheduler)).collect();
-                let part = |index: usize| median(times.iter().map(|time| time[index]).collect());
-                let sum = median(times.iter().map(|time| time.iter().sum()).collect());
-                let (plan, encode, commit) = (part(0), part(1), part(2));
-                println!("{ranks:>5} {rows:>5} {k:>2} {plan:>9.1} {encode:>9.1} {commit:>9.1} {sum:>9.1}");
+    println!(
+        "{:>5} {:>5} {:>2} {:>7} {:>5} {:>9} {:>9} {:>9} {:>9}",
+        "ranks", "rows", "k", "load", "cache", "plan", "encode", "commit", "sum_us"
+    );
+    for (ranks, rows) in [1, 8, 64].into_iter().flat_map(|ranks| [1, 32, 256].map(|rows| (ranks, rows))) {
+        for k in [0, 1, 3] {
+            for (mixed, cache) in [(false, false), (false, true), (true, true)] {
+                measure(Load { ranks, rows, k, mixed, cache });
             }
         }
     }
+}
+
+fn measure(load: Load) {
+    let mut scheduler = load.scheduler();
+    load.warm_up(&mut scheduler, |scheduler| {
+        step(scheduler);
+    });
+    let one = |_| {
+        load.top_up(&mut scheduler);
+        step(&mut scheduler)
+    };
+    let times: Vec<_> = (0..STEPS).map(one).collect();
+    let part = |index: usize| median(times.iter().map(|time| time[index]).collect());
+    let sum = median(times.iter().map(|time| time.iter().sum()).collect());
+    let (plan, encode, commit) = (part(0), part(1), part(2));
+    let Load { ranks, rows, k, mixed, cache } = load;
+    let (mixed, cache) = (if mixed { "mixed" } else { "decode" }, if cache { "on" } else { "off" });
+    println!("{ranks:>5} {rows:>5} {k:>2} {mixed:>7} {cache:>5} {plan:>9.1} {encode:>9.1} {commit:>9.1} {sum:>9.1}");
 }

@@ -3,8 +3,8 @@
 use paceline_plan::{DpRank, Epoch, RowReply, StepId, StepReply, TokenLogprobs};
 
 use crate::emit::SentRow;
-use crate::request::{Request, Slot};
-use crate::{Error, RequestId, Scheduler};
+use crate::request::{Place, Request, Slot};
+use crate::{Drafter, Error, RequestId, Scheduler};
 
 /// One token given to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,17 +95,46 @@ impl Scheduler {
             drafts.verified_per_position[..sent.drafts as usize].iter_mut().for_each(|count| *count += 1);
         }
         let prompt_logprobs = take_prompt_logprobs(request, sent, &mut reply);
+        let (tokens, finished) = if sent.samples { take_tokens(request, reply) } else { (Vec::new(), None) };
+        counters.emitted_tokens += tokens.len() as u64;
+        let id = request.id;
+        self.publish(rank_index, slot);
         if !sent.samples && prompt_logprobs.is_empty() {
             return None;
         }
-        let (tokens, finished) = take_tokens(request, reply);
-        counters.emitted_tokens += tokens.len() as u64;
-        let id = request.id;
         if finished.is_some() {
             self.retire(rank_index, slot);
             self.finished += 1;
         }
         Some(Output { id, prompt_logprobs, tokens, finished })
+    }
+
+    /// Rule 10: blocks whose every position holds a computed, accepted token enter the prefix cache.
+    fn publish(&mut self, rank_index: usize, slot: Slot) {
+        let Some(secret) = self.config.prefix_cache else { return };
+        let block_size = self.config.limits.block_size;
+        let request = &mut self.requests[slot];
+        let known = request.known();
+        let Place::Running(seated) = &mut request.place else { return };
+        let full = (seated.computed.min(known) / block_size) as usize;
+        if full <= seated.published {
+            return;
+        }
+        request.chain.extend(secret, &request.tokens[..full * block_size as usize], block_size);
+        let keys = request.chain.keys();
+        let cache = &mut self.ranks[rank_index].blocks.cache;
+        // A drafter's last position of a block depends on the token after it: only the very block that comes before
+        // was made with this one's tokens.
+        let own_chain = self.config.drafter == Drafter::Model;
+        for index in seated.published..full {
+            let parent = index.checked_sub(1).map(|before| keys[before]);
+            let before = index.checked_sub(1).map(|before| seated.blocks[before]);
+            if own_chain && parent.and_then(|key| cache.find(key)) != before {
+                break;
+            }
+            cache.publish(seated.blocks[index], keys[index], parent);
+        }
+        seated.published = full;
     }
 
     /// Takes a running request off its rank and out of the table.

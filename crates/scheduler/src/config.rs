@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use paceline_plan::{DpRank, WorkerLimits};
 
-use crate::{Error, ShapeConfig, WithoutGraph};
+use crate::{CacheSecret, Error, Policies, ShapeConfig, WithoutGraph};
 
 /// How drafts are proposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,11 +59,15 @@ pub struct Config {
     pub k_by_rows: Vec<KByRows>,
     /// How much may wait.
     pub queue: QueueLimits,
+    /// What the prefix cache's keys are made with; nothing switches the cache off.
+    pub prefix_cache: Option<CacheSecret>,
+    /// Who runs when.
+    pub policies: Policies,
 }
 
 impl Config {
     /// Without speculation and queue limits.
-    pub const fn new(groups: Vec<Vec<DpRank>>, limits: WorkerLimits, shapes: ShapeConfig) -> Self {
+    pub fn new(groups: Vec<Vec<DpRank>>, limits: WorkerLimits, shapes: ShapeConfig) -> Self {
         let queue = QueueLimits { requests: None, tokens: None };
         Self {
             groups,
@@ -75,6 +79,8 @@ impl Config {
             drafter_layers: 1,
             k_by_rows: Vec::new(),
             queue,
+            prefix_cache: None,
+            policies: Policies::default(),
         }
     }
 

@@ -82,10 +82,11 @@ fn tell(request: &mut Request, selected: &Selected, told: Told, draft: &mut Rank
     let (seat, generation) = (seated.seat, seated.generation);
     if !seated.told {
         let sampling = request.sampling.clone();
-        draft.admissions.push(Admission { seat, generation, prompt_len, computed: 0, adapter: 0, sampling, history });
+        let computed = seated.computed;
+        draft.admissions.push(Admission { seat, generation, prompt_len, computed, adapter: 0, sampling, history });
     }
     if !selected.is_decode {
-        let start = seated.fed;
+        let start = if seated.told || history { seated.fed } else { seated.computed };
         let end = (seated.computed + selected.tokens + told.lookahead).min(seated.prompt_end);
         if end > start {
             let tokens = request.tokens[start as usize..end as usize].to_vec().into();

@@ -4,7 +4,7 @@ use std::fmt::{Display, Formatter, Result, Write};
 
 use paceline_plan::{DpRank, Epoch, GroupId, Mode, StepId};
 
-use crate::{PaddingCounters, RequestId};
+use crate::{Pace, PaddingCounters, RequestId};
 
 /// Why the target pass has its mode and size. `index` is a rank's index in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,8 @@ pub enum HeldReason {
     Blocks,
     /// Its rank's rows pass the ladder.
     Ladder,
+    /// Its prompt waits for those of other ranks.
+    Alignment,
 }
 
 /// One rank's part of an explanation.
@@ -92,6 +94,8 @@ pub struct RankExplanation {
     pub preempted: Vec<RequestId>,
     /// Drafts that were left out for want of blocks.
     pub drafts_trimmed: u32,
+    /// Tokens that started requests read from the prefix cache.
+    pub cached_tokens: u32,
 }
 
 impl RankExplanation {
@@ -132,6 +136,9 @@ impl RankExplanation {
         for (id, reason) in &self.held {
             write!(text, "\n    request {} runs and had no row: held by {reason}", name(*id))?;
         }
+        if self.cached_tokens > 0 {
+            write!(text, "\n    {} read from the prefix cache", Count(self.cached_tokens, "token"))?;
+        }
         for id in &self.preempted {
             write!(
                 text,
@@ -165,6 +172,8 @@ pub struct Explanation {
     pub mode: Mode,
     /// Why it has its mode and size.
     pub reason: ShapeReason,
+    /// What the prompts of the group's ranks could do.
+    pub pace: Pace,
     /// The rank because of which the step is not FULL.
     pub downgraded_by: Option<DpRank>,
     /// Rows that every rank's kernels were given in the target pass; outside FULL those of the largest rank.
@@ -189,6 +198,7 @@ impl Explanation {
         self.why(text)?;
         text.push_str("\n  shape: ");
         self.shape(text)?;
+        self.prompts(text)?;
         for rank in &self.ranks {
             text.push_str("\n  ");
             rank.rows(text)?;
@@ -211,6 +221,16 @@ impl Explanation {
             write!(text, "; {} passes", self.passes)?;
         }
         Ok(())
+    }
+
+    fn prompts(&self, text: &mut impl Write) -> Result {
+        match self.pace {
+            Pace::Free => Ok(()),
+            Pace::Held { steps } => {
+                write!(text, "\n  prompts: held for {} until they run on several ranks", Count(steps, "step"))
+            }
+            Pace::Level { tokens } => write!(text, "\n  prompts: at most {} of a rank", Count(tokens, "token")),
+        }
     }
 
     fn why(&self, text: &mut impl Write) -> Result {
@@ -261,6 +281,7 @@ impl Display for HeldReason {
             Self::Budget => "the token budget",
             Self::Blocks => "the want of blocks",
             Self::Ladder => "the ladder",
+            Self::Alignment => "the alignment of prompts",
         })
     }
 }
@@ -310,6 +331,7 @@ mod tests {
             passes: 1,
             mode: Mode::Eager,
             reason: ShapeReason::PromptRow { index: 0 },
+            pace: Pace::Level { tokens: 100 },
             downgraded_by: Some(DpRank::new(4)),
             rows_padded: 3,
             tokens_padded: 100,
@@ -324,6 +346,7 @@ mod tests {
 group 2, epoch 1, step 30: eager
   why: not full because dp_rank 4 has a prompt row; no token ladder covers 100 tokens
   shape: 3 rows, 100 tokens on every rank; drafts of a row: 1 verified, 1 proposed
+  prompts: at most 100 tokens of a rank
   dp_rank 4: 2 decode rows, 1 prompt row, 100 real tokens, 0 of padding; attention was given 100 tokens
     request <7> started
     request <8> runs and had no row: held by the token budget

@@ -11,15 +11,19 @@
 //! [`shape`] and nowhere else. A step is planned when the one before it was answered by every rank (depth 0).
 
 mod blocks;
+mod cache;
 mod check;
 mod commit;
 mod config;
 mod emit;
 mod error;
 mod explain;
+mod keys;
 mod ladders;
+mod pace;
 mod placement;
 mod planner;
+mod policies;
 mod queue;
 mod rank;
 mod request;
@@ -29,11 +33,15 @@ mod select;
 pub mod shape;
 mod stats;
 
+pub use cache::CacheChange;
 pub use commit::{EmittedToken, Finish, Output};
 pub use config::{Config, Drafter, KByRows, QueueLimits};
 pub use error::{Error, Refusal};
 pub use explain::{Explanation, HeldReason, RankExplanation, ShapeReason};
+pub use keys::{BlockKey, CacheSecret};
 pub use ladders::{ShapeConfig, WithoutGraph};
+pub use pace::Pace;
+pub use policies::{Alignment, Policies};
 pub use request::{RequestId, RequestSpec};
 pub use scheduler::Scheduler;
 pub use stats::{DraftCounters, ModeTokens, PaddingCounters, RankCounters, RankStats, Stats};

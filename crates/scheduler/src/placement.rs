@@ -3,8 +3,9 @@
 
 use paceline_plan::WorkerLimits;
 
+use crate::Config;
 use crate::rank::Rank;
-use crate::request::{Requests, Slot};
+use crate::request::{Request, Requests, Slot};
 use crate::select::Selection;
 
 /// What placement knows of a rank, counting what it has already given it in this round.
@@ -15,7 +16,15 @@ struct View {
     open: bool,
     seats: u32,
     blocks: u32,
+    /// Whether requests leave in this round to make room.
+    some_leave: bool,
+    /// Whether requests start in this round on blocks that others hold.
+    some_share: bool,
+    /// Blocks at their longest of what was started here in this round.
+    blocks_started: u32,
     budget: u32,
+    /// Tokens of prompts that run here or were started in this round.
+    prompt_tokens: u32,
     load_tokens: u64,
     requests: u32,
     last_placed: u64,
@@ -40,14 +49,42 @@ fn budget_expected(rank: &Rank, requests: &Requests, limits: &WorkerLimits, quer
     u32::try_from(u64::from(limits.max_num_batched_tokens).saturating_sub(taken)).unwrap_or(0)
 }
 
-/// The requests that start now in the group `members`, in order, each with its rank's index in the group.
+/// A request that starts now, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Start {
+    pub(crate) slot: Slot,
+    /// Its rank's index in the group.
+    pub(crate) index: usize,
+    /// Tokens of it that are to be computed.
+    pub(crate) tokens: u32,
+    /// Requests of lower priority that make room for it.
+    pub(crate) victims: Vec<Slot>,
+}
+
+/// What the queue is told of a round.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Chosen {
+    /// In order.
+    pub(crate) starts: Vec<Start>,
+    /// Requests that were overtaken, and how often they have been now.
+    pub(crate) skipped: Vec<(Slot, u32)>,
+}
+
+/// Differences of less than this in a round's prompt tokens do not count.
+const ALIGNED_TOKENS: u32 = 1_024;
+
+/// Most waiting requests that are looked at past the first that fits nowhere.
+const LOOKED_AT_MAX: usize = 256;
+
+/// The requests that start now in the group `members`.
 ///
-/// First come, first served: a request that no rank can take closes the ranks that it may go to for those behind it.
-/// One whose best rank is in another group stays in the queue for that group's plan.
+/// First come, first served: a request that no rank can take closes the ranks that it may go to for those behind it,
+/// at once or when as many as the skip policy allows have overtaken it. One whose best rank is in another group stays
+/// in the queue for that group's plan.
 pub(crate) struct Placement<'a> {
     pub(crate) ranks: &'a [Rank],
     pub(crate) requests: &'a Requests,
-    pub(crate) limits: &'a WorkerLimits,
+    pub(crate) config: &'a Config,
     pub(crate) query_len: u32,
     /// Indices of the planned group's ranks.
     pub(crate) members: &'a [usize],
@@ -55,49 +92,194 @@ pub(crate) struct Placement<'a> {
     pub(crate) selections: &'a [Selection],
 }
 
+/// A rank for a request.
+#[derive(Clone, Debug, Default)]
+struct Offer {
+    position: usize,
+    /// Blocks that it takes from what is spare.
+    blocks: u32,
+    hit_tokens: u32,
+    victims: Vec<Slot>,
+}
+
 impl Placement<'_> {
-    pub(crate) fn choose(&self, waiting: impl Iterator<Item = Slot>) -> Vec<(Slot, usize)> {
+    pub(crate) fn choose(&self, waiting: impl Iterator<Item = Slot>) -> Chosen {
         let mut waiting = waiting.peekable();
-        let mut chosen = Vec::new();
+        let mut chosen = Chosen::default();
         if waiting.peek().is_none() {
             return chosen;
         }
         let mut views: Vec<View> = (0..self.ranks.len()).map(|position| self.view(position)).collect();
         let mut placed = self.ranks.iter().map(|rank| rank.last_placed).max().unwrap_or(0);
+        let preempts = self.config.policies.priority && self.config.policies.priority_preempts;
         for slot in waiting {
-            if !views.iter().any(|view| view.index.is_some() && takes_any(view)) {
+            let some_takes = views.iter().any(|view| view.index.is_some() && takes_any(view));
+            if (!some_takes && !preempts) || chosen.skipped.len() > LOOKED_AT_MAX {
+                break;
+            }
+            if !views.iter().any(|view| view.index.is_some() && view.open) {
                 break;
             }
             let request = &self.requests[slot];
-            let needed = self.limits.blocks_for(request.known());
-            let may_go = |position: usize| request.pinned.is_none_or(|dp_rank| dp_rank.index() == position);
-            let candidates = (0..views.len()).filter(|position| {
-                may_go(*position) && takes_any(&views[*position]) && needed <= views[*position].blocks
-            });
-            let best = candidates.min_by_key(|position| {
-                let view = &views[*position];
-                (view.load_tokens, view.requests, view.last_placed)
-            });
-            let Some(best) = best else {
-                for (position, view) in views.iter_mut().enumerate() {
-                    view.open &= !may_go(position);
-                }
+            if self.waits_for_prompt(request) {
+                continue;
+            }
+            let offer = self.best(request, &views);
+            let offer = offer.or_else(|| if preempts { self.by_preemption(request, &views, &chosen) } else { None });
+            let Some(offer) = offer else {
+                self.pass_over(slot, &mut views, &mut chosen);
                 continue;
             };
-            let grows = self.limits.blocks_for(request.longest_computed()) > needed;
-            let view = &mut views[best];
             placed += 1;
-            view.last_placed = placed;
-            view.seats -= 1;
-            view.blocks = view.blocks.saturating_sub(needed + u32::from(grows));
-            view.budget = view.budget.saturating_sub(request.known());
-            view.load_tokens += 2 * u64::from(request.known());
-            view.requests += 1;
-            if let Some(index) = view.index {
-                chosen.push((slot, index));
-            }
+            self.accept(slot, offer, placed, &mut views, &mut chosen);
         }
         chosen
+    }
+
+    /// A choice of one call waits until the first one's prompt can be read from the cache.
+    fn waits_for_prompt(&self, request: &Request) -> bool {
+        let first = request.shares_prompt_with.filter(|_| self.config.prefix_cache.is_some());
+        let first = first.and_then(|id| self.requests.find(id)).map(|slot| &self.requests[slot]);
+        first.is_some_and(|first| first.known() == first.prompt_len)
+    }
+
+    /// The rank with the least to do before it has done this too, among those that can start it now.
+    fn best(&self, request: &Request, views: &[View]) -> Option<Offer> {
+        let policies = &self.config.policies;
+        let mut best: Option<((u32, u64, u32, u64), Offer)> = None;
+        for (position, view) in views.iter().enumerate() {
+            if !may_go(request, position) || !takes_any(view) {
+                continue;
+            }
+            let rank = &self.ranks[position];
+            let hit_tokens = rank.hit_about(request, self.config) * self.config.limits.block_size;
+            let left = if policies.prefix_affinity { request.known() - hit_tokens } else { 0 };
+            let load = if policies.load_in_tokens { view.load_tokens } else { view.requests.into() };
+            // With alignment, the prompts of a step are spread before the loads are.
+            let aligned = policies.alignment.map_or(0, |_| view.prompt_tokens / ALIGNED_TOKENS);
+            let key = (aligned, load + u64::from(left), view.requests, view.last_placed);
+            if best.as_ref().is_some_and(|(other, _)| *other <= key) {
+                continue;
+            }
+            if let Some(blocks) = self.fits(request, position, view) {
+                best = Some((key, Offer { position, blocks, hit_tokens, victims: Vec::new() }));
+            }
+        }
+        best.map(|(_, offer)| offer)
+    }
+
+    /// Blocks that a request takes from what a rank has to spare; nothing when that is not enough.
+    fn fits(&self, request: &Request, position: usize, view: &View) -> Option<u32> {
+        let limits = &self.config.limits;
+        let rank = &self.ranks[position];
+        let alone = view.requests == 0;
+        // Who was sent back before is not to be sent back again and again: it starts where it can end.
+        let to_the_end = request.preemptions > self.config.policies.preemptions_free && !alone;
+        let (last, spare) = if to_the_end {
+            let started = view.blocks_started;
+            let spare = rank.blocks_spare_to_the_end(self.requests, limits).saturating_sub(started);
+            (request.longest_computed(), spare.min(view.blocks))
+        } else {
+            (request.known(), view.blocks)
+        };
+        let spare = if alone { spare } else { spare.saturating_sub(self.config.policies.watermark_blocks) };
+        let needed = limits.blocks_for(last);
+        if needed <= spare {
+            return Some(needed);
+        }
+        // Blocks of a prefix that others hold cost nothing, as long as nobody leaves.
+        let held = if self.config.prefix_cache.is_some() && !view.some_leave {
+            rank.hit(request, self.config).held
+        } else {
+            0
+        };
+        (needed - held.min(needed) <= spare).then_some(needed - held.min(needed))
+    }
+
+    /// The rank on which the fewest requests of lower priority make room; none leaves when that would not be enough.
+    fn by_preemption(&self, request: &Request, views: &[View], chosen: &Chosen) -> Option<Offer> {
+        let mut best: Option<Offer> = None;
+        for (position, view) in views.iter().enumerate() {
+            if view.index.is_none() || !view.open || view.some_share || !may_go(request, position) {
+                continue;
+            }
+            let Some(offer) = self.with_victims(request, position, view, chosen) else { continue };
+            if best.as_ref().is_none_or(|other| offer.victims.len() < other.victims.len()) {
+                best = Some(offer);
+            }
+        }
+        best
+    }
+
+    fn with_victims(&self, request: &Request, position: usize, view: &View, chosen: &Chosen) -> Option<Offer> {
+        let rank = &self.ranks[position];
+        let taken = |slot: &Slot| chosen.starts.iter().any(|start| start.victims.contains(slot));
+        let lower = rank.running.iter().copied().filter(|slot| {
+            let other = &self.requests[*slot];
+            other.priority > request.priority && !other.on_seat().in_flight && !taken(slot)
+        });
+        let mut lower: Vec<Slot> = lower.collect();
+        lower.sort_by_key(|slot| std::cmp::Reverse(self.requests[*slot].standing()));
+        let mut view = *view;
+        view.budget = view.budget.max(1);
+        view.some_leave = true;
+        let mut victims = Vec::new();
+        for slot in lower {
+            let blocks = &self.requests[slot].on_seat().blocks;
+            view.seats += 1;
+            view.requests = view.requests.saturating_sub(1);
+            view.blocks += blocks.iter().filter(|block| rank.blocks.holders(**block) == 1).count() as u32;
+            victims.push(slot);
+            if let Some(blocks) = self.fits(request, position, &view) {
+                return Some(Offer { position, blocks, hit_tokens: 0, victims });
+            }
+        }
+        None
+    }
+
+    /// A request that fits nowhere: it may be overtaken for a while.
+    fn pass_over(&self, slot: Slot, views: &mut [View], chosen: &mut Chosen) {
+        let request = &self.requests[slot];
+        if request.skips < self.config.policies.skips_max {
+            chosen.skipped.push((slot, request.skips));
+        } else {
+            close(request, views);
+        }
+    }
+
+    fn accept(&self, slot: Slot, offer: Offer, placed: u64, views: &mut [View], chosen: &mut Chosen) {
+        let request = &self.requests[slot];
+        let Offer { position, blocks, hit_tokens, victims } = offer;
+        let needed = self.config.limits.blocks_for(request.known());
+        let grows = self.config.limits.blocks_for(request.longest_computed()) > needed;
+        let view = &mut views[position];
+        view.last_placed = placed;
+        let left = request.known() - hit_tokens;
+        view.seats = (view.seats + victims.len() as u32).saturating_sub(1);
+        view.some_leave |= !victims.is_empty();
+        view.some_share |= blocks < needed;
+        for victim in &victims {
+            let held = &self.requests[*victim].on_seat().blocks;
+            view.blocks += held.iter().filter(|block| self.ranks[position].blocks.holders(**block) == 1).count() as u32;
+            view.requests -= 1;
+        }
+        view.blocks = view.blocks.saturating_sub(blocks + u32::from(grows));
+        view.blocks_started += self.config.limits.blocks_for(request.longest_computed());
+        view.budget = view.budget.saturating_sub(left);
+        view.prompt_tokens = view.prompt_tokens.saturating_add(left);
+        view.load_tokens += u64::from(request.known()) + u64::from(left);
+        view.requests += 1;
+        let Some(index) = view.index else { return };
+        chosen.starts.push(Start { slot, index, tokens: left, victims });
+        for (skipped, skips) in &mut chosen.skipped {
+            let earlier = &self.requests[*skipped];
+            if may_go(earlier, position) {
+                *skips += 1;
+                if *skips >= self.config.policies.skips_max {
+                    close(earlier, views);
+                }
+            }
+        }
     }
 
     /// A rank that holds a running request back takes no new one.
@@ -105,16 +287,21 @@ impl Placement<'_> {
         let rank = &self.ranks[position];
         let index = self.members.iter().position(|member| *member == position);
         let budget = index.map_or_else(
-            || budget_expected(rank, self.requests, self.limits, self.query_len),
+            || budget_expected(rank, self.requests, &self.config.limits, self.query_len),
             |index| if self.selections[index].held.is_empty() { self.selections[index].budget_left } else { 0 },
         );
         let requests = rank.running.len() as u32;
+        let prompts = rank.running.iter();
         View {
             index,
             open: rank.available,
-            seats: self.limits.max_num_seqs.saturating_sub(requests),
-            blocks: rank.blocks_spare(self.requests, self.limits),
+            seats: self.config.limits.max_num_seqs.saturating_sub(requests),
+            blocks: rank.blocks_spare(self.requests, &self.config.limits),
+            some_leave: false,
+            some_share: false,
+            blocks_started: 0,
             budget,
+            prompt_tokens: prompts.map(|slot| self.requests[*slot].on_seat().prompt_left()).sum(),
             load_tokens: load_tokens(rank, self.requests),
             requests,
             last_placed: rank.last_placed,
@@ -125,4 +312,15 @@ impl Placement<'_> {
 /// Whether some request could start here now.
 const fn takes_any(view: &View) -> bool {
     view.open && view.seats > 0 && view.budget > 0 && view.blocks > 0
+}
+
+fn may_go(request: &Request, position: usize) -> bool {
+    request.pinned.is_none_or(|dp_rank| dp_rank.index() == position)
+}
+
+/// Nobody behind this request starts where it may go.
+fn close(request: &Request, views: &mut [View]) {
+    for (position, view) in views.iter_mut().enumerate() {
+        view.open &= !may_go(request, position);
+    }
 }

@@ -4,8 +4,9 @@ use paceline_plan::{DpRank, Epoch, GroupDraft, GroupId, GroupPart, StepId, StepP
 
 use crate::emit::{SentRow, Told, rank_part};
 use crate::explain::RankExplanation;
-use crate::placement::Placement;
-use crate::select::{Selected, Selection, Selector};
+use crate::pace::{self, Pace, Prospect};
+use crate::placement::{Chosen, Placement, Start};
+use crate::select::{Selected, Selection, Selector, trim_prompts};
 use crate::shape::{self, Decision, Demand};
 use crate::{Drafter, Explanation, HeldReason, Scheduler, check};
 
@@ -32,6 +33,8 @@ pub(crate) struct Group {
     pub(crate) tick: u64,
     /// Most drafts of a row that the newest step could verify, by the load before it.
     pub(crate) k_by_load: u32,
+    /// Steps that prompts have been held for others to run beside.
+    pub(crate) prompts_held_steps: u32,
     pub(crate) in_flight: Option<InFlight>,
     pub(crate) explanation: Option<Explanation>,
 }
@@ -51,7 +54,18 @@ impl Scheduler {
         let k_by_load = self.rules.k_by_load(self.running_most(&members));
         let mut selections: Vec<Selection> =
             members.iter().map(|rank| self.selector(*rank, k_by_load).select()).collect();
-        self.start_waiting(&members, &mut selections, tick, k_by_load);
+        let chosen = self.choose(&members, &selections);
+        let pace = self.pace(index, &selections, &chosen);
+        if let Pace::Held { .. } = pace {
+            for (rank, selection) in members.iter().zip(&mut selections) {
+                self.selector(*rank, k_by_load).hold_prompts(selection);
+            }
+        } else {
+            self.start_waiting(&members, &mut selections, chosen, tick, k_by_load);
+        }
+        if let Pace::Level { tokens } = pace {
+            selections.iter_mut().for_each(|selection| trim_prompts(selection, tokens, k_by_load + 1));
+        }
         self.add_wanted_blocks(&members, &mut selections);
         let demands = self.demands(&members, &selections);
         let decision = shape::decide(&self.rules, &demands)?;
@@ -81,7 +95,7 @@ impl Scheduler {
         let plan = GroupPart::new(draft).and_then(|part| StepPlan::new(part, parts, &self.config.limits));
         let plan = plan.unwrap_or_else(|error| panic!("the scheduler's own plan, step {step}: {error}"));
         self.groups[index].in_flight = Some(InFlight { step, k_draft, rows });
-        self.account(index, &decision, &demands, selections);
+        self.account(index, &decision, &demands, selections, pace);
         Some(plan)
     }
 
@@ -96,25 +110,74 @@ impl Scheduler {
             requests: &mut self.requests,
             queue: &mut self.queue,
             limits: &self.config.limits,
+            config: &self.config,
             k,
         }
     }
 
-    fn start_waiting(&mut self, members: &[usize], selections: &mut [Selection], tick: u64, k: u32) {
+    fn choose(&self, members: &[usize], selections: &[Selection]) -> Chosen {
         let placement = Placement {
             ranks: &self.ranks,
             requests: &self.requests,
-            limits: &self.config.limits,
+            config: &self.config,
             query_len: self.rules.query_len_max(),
             members,
             selections,
         };
-        let chosen = placement.choose(self.queue.iter());
-        for (slot, index) in chosen {
+        placement.choose(self.queue.iter())
+    }
+
+    /// How fast the group's prompts run, and how long they have been held for that.
+    fn pace(&mut self, index: usize, selections: &[Selection], chosen: &Chosen) -> Pace {
+        let mut prospects: Vec<Prospect> = selections.iter().map(|selection| self.prospect(selection)).collect();
+        for start in &chosen.starts {
+            let prospect = &mut prospects[start.index];
+            let tokens = prospect.prompt_tokens.saturating_add(start.tokens);
+            prospect.prompt_tokens = tokens;
+        }
+        let most = self.config.limits.max_num_batched_tokens;
+        let query_len = self.rules.query_len_max();
+        for prospect in &mut prospects {
+            prospect.prompt_tokens = prospect.prompt_tokens.min(most.saturating_sub(prospect.decode_rows * query_len));
+        }
+        let pace = pace::decide(&self.config.policies, most, &prospects, self.groups[index].prompts_held_steps);
+        self.groups[index].prompts_held_steps = if let Pace::Held { steps } = pace { steps } else { 0 };
+        pace
+    }
+
+    fn prospect(&self, selection: &Selection) -> Prospect {
+        let mut prospect = Prospect::default();
+        for row in &selection.rows {
+            if row.is_decode {
+                prospect.decode_rows += 1;
+            } else {
+                let left = self.requests[row.slot].on_seat().prompt_left();
+                prospect.prompt_tokens = prospect.prompt_tokens.saturating_add(left);
+            }
+        }
+        prospect
+    }
+
+    fn start_waiting(&mut self, members: &[usize], selections: &mut [Selection], chosen: Chosen, tick: u64, k: u32) {
+        let Chosen { starts, skipped } = chosen;
+        let mut full = vec![false; members.len()];
+        for Start { slot, index, victims, .. } in starts {
             let rank = members[index];
+            let selection = &selections[index];
+            // Placement counts tokens by a quick look at the cache. What it chose after this one counts on this one.
+            if full[index] || selection.budget_left + selection.cost_of(&victims) == 0 {
+                full[index] = true;
+                continue;
+            }
             self.placements += 1;
             self.ranks[rank].last_placed = self.placements;
+            for victim in victims {
+                self.selector(rank, k).preempt(victim, &mut selections[index]);
+            }
             self.selector(rank, k).start(slot, tick, &mut selections[index]);
+        }
+        for (slot, skips) in skipped {
+            self.requests[slot].skips = skips;
         }
     }
 
@@ -169,7 +232,14 @@ impl Scheduler {
     }
 
     /// Counts the step, and keeps why it is what it is.
-    fn account(&mut self, group: usize, decision: &Decision, demands: &[Demand], selections: Vec<Selection>) {
+    fn account(
+        &mut self,
+        group: usize,
+        decision: &Decision,
+        demands: &[Demand],
+        selections: Vec<Selection>,
+        pace: Pace,
+    ) {
         let target = &decision.passes[0];
         let downgraded = decision.reason.downgrading_rank();
         let mut ranks = Vec::with_capacity(demands.len());
@@ -194,6 +264,7 @@ impl Scheduler {
                 held: selection.held,
                 preempted: selection.preempted,
                 drafts_trimmed: selection.drafts_trimmed,
+                cached_tokens: selection.cached_tokens,
             });
         }
         let real = demands.iter().map(|demand| u64::from(demand.tokens()));
@@ -208,6 +279,7 @@ impl Scheduler {
             k_draft: decision.k_draft,
             passes: decision.passes.len() as u32,
             mode: target.mode(),
+            pace,
             reason: decision.reason,
             downgraded_by: downgraded.map(|index| state.dp_ranks[index]),
             rows_padded: target.rows_padded().get(),

@@ -3,10 +3,12 @@
 use paceline_plan::{DpRank, Release, WorkerLimits};
 
 use crate::blocks::BlockPool;
+use crate::keys::BlockKey;
 use crate::queue::Queue;
 use crate::request::{Place, Request, Requests, Seated, Slot};
 use crate::seats::SeatPool;
 use crate::stats::RankCounters;
+use crate::{Config, Drafter};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Rank {
@@ -27,17 +29,18 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    pub(crate) fn new(dp_rank: DpRank, group: usize, limits: &WorkerLimits, k: u32) -> Self {
+    pub(crate) fn new(dp_rank: DpRank, group: usize, config: &Config) -> Self {
+        let limits = &config.limits;
         Self {
             dp_rank,
             group,
             available: true,
             seats: SeatPool::new(limits.seats),
-            blocks: BlockPool::new(limits.num_blocks),
+            blocks: BlockPool::new(limits.num_blocks, config.prefix_cache.is_some()),
             running: Vec::new(),
             releases: Vec::new(),
             last_placed: 0,
-            counters: RankCounters::new(k),
+            counters: RankCounters::new(config.k),
         }
     }
 
@@ -54,6 +57,7 @@ impl Rank {
             fed: 0,
             blocks: Vec::new(),
             blocks_told: 0,
+            published: 0,
             proposed: 0,
             last_run: tick,
             in_flight: false,
@@ -80,11 +84,29 @@ impl Rank {
         seated
     }
 
+    /// What a request would find in the prefix cache if it started now.
+    pub(crate) fn hit(&self, request: &Request, config: &Config) -> Hit {
+        let keys = readable_keys(request, config);
+        let (matched, held) = self.blocks.matched(keys);
+        let blocks = least_sure(matched, request, config);
+        if blocks == matched {
+            return Hit { blocks, held };
+        }
+        Hit { blocks, held: self.blocks.matched(&keys[..blocks as usize]).1 }
+    }
+
+    /// The blocks of [`Self::hit`] by a quick look, nearly always right.
+    pub(crate) fn hit_about(&self, request: &Request, config: &Config) -> u32 {
+        let matched = self.blocks.cache.matched_about(readable_keys(request, config)) as u32;
+        least_sure(matched, request, config)
+    }
+
     /// Sends a running request back to the queue: its KV is recomputed when it resumes, its tokens are kept.
     pub(crate) fn preempt(&mut self, slot: Slot, requests: &mut Requests, queue: &mut Queue) {
         let request = &mut requests[slot];
         self.unseat(slot, request);
         request.place = Place::Waiting { resumes: true };
+        request.preemptions += 1;
         queue.push(slot, request);
         self.counters.preemptions += 1;
     }
@@ -96,10 +118,47 @@ impl Rank {
         self.blocks.free().saturating_sub(reserved)
     }
 
+    /// Blocks that are left when every running request has grown to its end.
+    pub(crate) fn blocks_spare_to_the_end(&self, requests: &Requests, limits: &WorkerLimits) -> u32 {
+        let lack = |slot: &Slot| {
+            let request = &requests[*slot];
+            let longest = limits.blocks_for(request.longest_computed());
+            longest.saturating_sub(request.on_seat().blocks.len() as u32)
+        };
+        self.blocks.free().saturating_sub(self.running.iter().map(lack).sum())
+    }
+
     /// Blocks that prompts which run still lack.
     pub(crate) fn blocks_promised(&self, requests: &Requests, limits: &WorkerLimits) -> u32 {
         self.running.iter().map(|slot| prompt_lack(&requests[*slot], limits)).sum()
     }
+}
+
+/// Blocks of a prefix hit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Hit {
+    /// All.
+    pub(crate) blocks: u32,
+    /// Those of them that a running request holds: they cost no room.
+    pub(crate) held: u32,
+}
+
+/// Names of the blocks that a request may read.
+fn readable_keys<'a>(request: &'a Request, config: &Config) -> &'a [BlockKey] {
+    if request.skip_prefix_cache {
+        return &[];
+    }
+    // One more than may be read: with a drafter, the last one that matches is left out.
+    let most = (request.known() - 1) / config.limits.block_size + 1;
+    let keys = request.chain.keys();
+    &keys[..keys.len().min(most as usize)]
+}
+
+/// Rule 18: at least one token is left to compute, and with a drafter that has KV of its own, the last block that
+/// matches may lack the drafter's last positions.
+fn least_sure(matched: u32, request: &Request, config: &Config) -> u32 {
+    let sure = if config.drafter == Drafter::Model { matched.saturating_sub(1) } else { matched };
+    sure.min((request.known() - 1) / config.limits.block_size)
 }
 
 /// Blocks that a running request's known tokens still lack while its prompt is not computed.

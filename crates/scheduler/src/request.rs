@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use paceline_plan::{DpRank, Seat, SeatGeneration};
 
+use crate::keys::KeyChain;
+
 /// A request, chosen by the caller; never used again while the request lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
@@ -35,6 +37,14 @@ pub struct RequestSpec {
     pub history: bool,
     /// Whether the log-probabilities of the prompt's tokens are wanted.
     pub prompt_logprobs: bool,
+    /// Requests share cached prefixes only with requests of the same salt.
+    pub cache_salt: Vec<u8>,
+    /// Whether every position is computed anew, because the values at each are wanted (prompt logprobs). What it
+    /// computes may be read by others.
+    pub skip_prefix_cache: bool,
+    /// A request with the same prompt (choices of one call): this one waits until that one's prompt is computed, to
+    /// read it from the prefix cache.
+    pub shares_prompt_with: Option<RequestId>,
 }
 
 /// Index into the table of requests.
@@ -59,6 +69,8 @@ pub(crate) struct Seated {
     pub(crate) blocks: Vec<u32>,
     /// How many of them the worker was told of.
     pub(crate) blocks_told: usize,
+    /// How many of them have their name in the prefix cache, or were found to have one.
+    pub(crate) published: usize,
     /// Drafts that the worker proposed last.
     pub(crate) proposed: u32,
     /// Tick of the group's step that ran it last.
@@ -111,6 +123,16 @@ pub(crate) struct Request {
     /// The prompt token whose log-probabilities are reported next; nothing when none are wanted or all are reported.
     /// The first token has none.
     pub(crate) report_next: Option<u32>,
+    pub(crate) skip_prefix_cache: bool,
+    pub(crate) shares_prompt_with: Option<RequestId>,
+    /// Names of its full blocks; none when the prefix cache is off.
+    pub(crate) chain: KeyChain,
+    /// Tokens that it read from the prefix cache when it first started.
+    pub(crate) cached_tokens: Option<u32>,
+    /// How often it was sent back to the queue.
+    pub(crate) preemptions: u32,
+    /// Requests that started before it although it came first.
+    pub(crate) skips: u32,
     /// Number of the submission.
     pub(crate) arrival: u64,
     pub(crate) place: Place,

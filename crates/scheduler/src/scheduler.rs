@@ -2,12 +2,15 @@
 
 use paceline_plan::{DpRank, Epoch, GroupId, StepId};
 
+use crate::cache::CacheChange;
+use crate::keys::KeyChain;
 use crate::placement::load_tokens;
 use crate::planner::Group;
 use crate::queue::Queue;
 use crate::rank::Rank;
 use crate::request::{Place, Request, Requests};
 use crate::shape::ShapeRules;
+use crate::stats::RankCounters;
 use crate::{Config, Error, Explanation, RankStats, Refusal, RequestId, RequestSpec, Stats, check};
 
 /// Decides every step of every group.
@@ -40,7 +43,7 @@ impl Scheduler {
         let mut ranks: Vec<Rank> = Vec::new();
         let mut groups = Vec::with_capacity(config.groups.len());
         for (index, dp_ranks) in config.groups.iter().enumerate() {
-            ranks.extend(dp_ranks.iter().map(|dp_rank| Rank::new(*dp_rank, index, &config.limits, config.k)));
+            ranks.extend(dp_ranks.iter().map(|dp_rank| Rank::new(*dp_rank, index, &config)));
             groups.push(Group {
                 id: GroupId::new(index as u32),
                 dp_ranks: dp_ranks.clone(),
@@ -49,6 +52,7 @@ impl Scheduler {
                 step: StepId::default(),
                 tick: 0,
                 k_by_load: config.k,
+                prompts_held_steps: 0,
                 in_flight: None,
                 explanation: None,
             });
@@ -84,6 +88,11 @@ impl Scheduler {
         let mut stop_token_ids = spec.stop_token_ids;
         stop_token_ids.sort_unstable();
         let prompt_len = spec.prompt.len() as u32;
+        let mut chain = KeyChain::default();
+        if let Some(secret) = self.config.prefix_cache {
+            chain = KeyChain::new(secret, &spec.cache_salt);
+            chain.extend(secret, &spec.prompt, self.config.limits.block_size);
+        }
         let slot = self.requests.insert(Request {
             id: spec.id,
             prompt_len,
@@ -92,9 +101,15 @@ impl Scheduler {
             stop_token_ids,
             sampling: spec.sampling,
             pinned: spec.pinned,
-            priority: spec.priority,
+            priority: if self.config.policies.priority { spec.priority } else { 0 },
             history: spec.history,
             report_next: spec.prompt_logprobs.then_some(1).filter(|next| *next < prompt_len),
+            skip_prefix_cache: spec.skip_prefix_cache,
+            shares_prompt_with: spec.shares_prompt_with,
+            chain,
+            cached_tokens: None,
+            preemptions: 0,
+            skips: 0,
             arrival: self.submitted,
             place: Place::Waiting { resumes: false },
         });
@@ -145,6 +160,7 @@ impl Scheduler {
                 }
             }
             rank.releases.clear();
+            rank.blocks.forget();
         }
         lost
     }
@@ -199,6 +215,27 @@ impl Scheduler {
         Some(self.requests[self.requests.find(id)?].seated()?.dp_rank)
     }
 
+    /// Tokens that a live request read from the prefix cache when it first started; nothing before.
+    pub fn cached_tokens(&self, id: RequestId) -> Option<u32> {
+        self.requests[self.requests.find(id)?].cached_tokens
+    }
+
+    /// From now on, changes of every rank's prefix cache are kept until they are fetched.
+    pub fn subscribe_cache(&mut self) {
+        self.ranks.iter_mut().for_each(|rank| rank.blocks.cache.log.subscribe());
+    }
+
+    /// Changes of a rank's prefix cache since the last call, in order, and how many were missed after them because too
+    /// many had come. Nothing when the rank does not exist.
+    pub fn take_cache_changes(&mut self, dp_rank: DpRank) -> Option<(Vec<CacheChange>, u64)> {
+        self.ranks.get_mut(dp_rank.index()).map(|rank| rank.blocks.cache.log.take())
+    }
+
+    /// Forgets every cached prefix. Requests that run keep the blocks that they hold.
+    pub fn reset_prefix_cache(&mut self) {
+        self.ranks.iter_mut().for_each(|rank| rank.blocks.forget());
+    }
+
     /// Counters and what is where now.
     pub fn stats(&self) -> Stats {
         let ranks: Vec<RankStats> = self.ranks.iter().map(|rank| self.rank_stats(rank)).collect();
@@ -234,10 +271,11 @@ impl Scheduler {
         RankStats {
             dp_rank: rank.dp_rank,
             running: live.count() as u32,
-            blocks_used: rank.blocks.total() - rank.blocks.free(),
+            blocks_used: rank.blocks.held(),
+            blocks_cached: rank.blocks.cache.idle(),
             blocks_total: rank.blocks.total(),
             load_tokens: load_tokens(rank, &self.requests),
-            counters: rank.counters.clone(),
+            counters: RankCounters { blocks_evicted: rank.blocks.cache.evicted, ..rank.counters.clone() },
         }
     }
 

@@ -4,11 +4,10 @@
 
 use paceline_plan::WorkerLimits;
 
-use crate::HeldReason;
-use crate::RequestId;
 use crate::queue::Queue;
 use crate::rank::Rank;
-use crate::request::{Request, Requests, Slot};
+use crate::request::{Place, Request, Requests, Slot};
+use crate::{Config, HeldReason, RequestId};
 
 /// A row in the making.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +31,15 @@ pub(crate) struct Selection {
     pub(crate) held: Vec<(RequestId, HeldReason)>,
     pub(crate) preempted: Vec<RequestId>,
     pub(crate) drafts_trimmed: u32,
+    /// Tokens that started requests read from the prefix cache.
+    pub(crate) cached_tokens: u32,
+}
+
+impl Selection {
+    /// What these requests take of the budget.
+    pub(crate) fn cost_of(&self, slots: &[Slot]) -> u32 {
+        self.rows.iter().filter(|row| slots.contains(&row.slot)).map(|row| row.cost).sum()
+    }
 }
 
 /// What selection works on: one rank, and the tables that preemption touches.
@@ -40,6 +48,7 @@ pub(crate) struct Selector<'a> {
     pub(crate) requests: &'a mut Requests,
     pub(crate) queue: &'a mut Queue,
     pub(crate) limits: &'a WorkerLimits,
+    pub(crate) config: &'a Config,
     /// k of this step.
     pub(crate) k: u32,
 }
@@ -136,6 +145,12 @@ impl Selector<'_> {
         let victims = self.rank.running.iter().copied().filter(|victim| self.requests[*victim].standing() > standing);
         let holding = victims.filter(|victim| !self.requests[*victim].on_seat().blocks.is_empty());
         let Some(victim) = holding.max_by_key(|victim| self.requests[*victim].standing()) else { return false };
+        self.preempt(victim, selection);
+        true
+    }
+
+    /// Sends a running request back to the queue and takes its row out of the step.
+    pub(crate) fn preempt(&mut self, victim: Slot, selection: &mut Selection) {
         if let Some(index) = selection.rows.iter().position(|row| row.slot == victim) {
             selection.budget_left += selection.rows.remove(index).cost;
         }
@@ -143,7 +158,6 @@ impl Selector<'_> {
         selection.held.retain(|(other, _)| *other != id);
         selection.preempted.push(id);
         self.rank.preempt(victim, self.requests, self.queue);
-        true
     }
 
     /// Rule 9, with the blocks that nobody else needs.
@@ -192,7 +206,8 @@ impl Selector<'_> {
             let Selected { slot, tokens, .. } = selection.rows[index];
             let left = self.requests[slot].on_seat().prompt_left() - tokens;
             let fitting = self.fitting(slot, self.rank.blocks.free()) - tokens;
-            let more = left.min(selection.budget_left).min(fitting);
+            let more =
+                left.min(selection.budget_left).min(fitting).min(self.longest_chunk(selection).saturating_sub(tokens));
             self.allocate(slot, tokens + more);
             selection.budget_left -= more;
             selection.rows[index].tokens += more;
@@ -200,16 +215,78 @@ impl Selector<'_> {
         }
     }
 
-    /// Starts a request on this rank with a first chunk of what the budget leaves. Its place in the queue goes.
-    pub(crate) fn start(self, slot: Slot, tick: u64, selection: &mut Selection) {
+    /// Starts a request on this rank: with what the prefix cache has of it, and a first chunk of what the budget
+    /// leaves. Its place in the queue goes.
+    pub(crate) fn start(mut self, slot: Slot, tick: u64, selection: &mut Selection) {
+        let longest = self.longest_chunk(selection);
         let request = &mut self.requests[slot];
+        let hit = self.rank.hit(request, self.config).blocks;
         self.queue.remove(request);
         self.rank.seat(slot, request, tick);
+        let cached_tokens = self.share(slot, hit);
+        selection.cached_tokens += cached_tokens;
+        let request = &mut self.requests[slot];
         let seated = request.on_seat_mut();
-        let tokens = seated.prompt_end.min(selection.budget_left);
-        self.rank.blocks.take(self.limits.blocks_for(tokens), &mut seated.blocks);
+        let tokens = seated.prompt_left().min(selection.budget_left).min(longest);
+        let lack = self.limits.blocks_for(seated.computed + tokens) - hit;
+        self.rank.blocks.take(lack, &mut seated.blocks);
         selection.budget_left -= tokens;
         selection.started.push(request.id);
         selection.rows.push(Selected { slot, is_decode: false, tokens, drafts: 0, cost: tokens });
+    }
+    /// Prompt tokens of one request in this step: the threshold for long prompts, but no less than an even share of
+    /// the budget, and no limit for a request that is alone.
+    fn longest_chunk(&self, selection: &Selection) -> u32 {
+        let threshold = self.config.policies.long_prefill_tokens;
+        if threshold == 0 || (self.rank.running.len() <= 1 && self.queue.len() == 0) {
+            return u32::MAX;
+        }
+        let prompts = selection.rows.iter().filter(|row| !row.is_decode).count() as u32;
+        threshold.max(self.limits.max_num_batched_tokens / (prompts + 1))
+    }
+
+    /// Takes every prompt row out of the step: prompts wait for those of other ranks.
+    pub(crate) fn hold_prompts(self, selection: &mut Selection) {
+        let Selection { rows, held, budget_left, .. } = selection;
+        rows.retain(|row| {
+            if !row.is_decode {
+                *budget_left += row.cost;
+                held.push((self.requests[row.slot].id, HeldReason::Alignment));
+            }
+            row.is_decode
+        });
+    }
+
+    /// Gives a request that was just seated its first blocks from the prefix cache; how many tokens they hold.
+    fn share(&mut self, slot: Slot, blocks: u32) -> u32 {
+        let request = &mut self.requests[slot];
+        let tokens = blocks * self.limits.block_size;
+        let counters = &mut self.rank.counters;
+        counters.prefix_queried_tokens += u64::from(request.known());
+        counters.prefix_hit_requests += u64::from(blocks > 0);
+        counters.prefix_hit_blocks += u64::from(blocks);
+        counters.prefix_hit_tokens += u64::from(tokens);
+        request.cached_tokens = request.cached_tokens.or(Some(tokens));
+        let Request { chain, place, .. } = request;
+        if let Place::Running(seated) = place {
+            self.rank.blocks.share(&chain.keys()[..blocks as usize], &mut seated.blocks);
+            seated.computed = tokens;
+            seated.published = blocks as usize;
+        }
+        tokens
+    }
+}
+
+/// Shortens the rank's prompt chunks until together they are no longer than `level`, the latest first. Each keeps
+/// `least` tokens, so that all go on.
+pub(crate) fn trim_prompts(selection: &mut Selection, level: u32, least: u32) {
+    let total: u32 = selection.rows.iter().filter(|row| !row.is_decode).map(|row| row.tokens).sum();
+    let mut over = total.saturating_sub(level);
+    for row in selection.rows.iter_mut().rev().filter(|row| !row.is_decode) {
+        let cut = row.tokens.saturating_sub(least).min(over);
+        row.tokens -= cut;
+        row.cost -= cut;
+        selection.budget_left += cut;
+        over -= cut;
     }
 }

@@ -106,12 +106,24 @@ pub struct RankCounters {
     pub held_by_blocks: u64,
     /// See `held_by_budget`.
     pub held_by_ladder: u64,
+    /// See `held_by_budget`: for the prompts of other ranks.
+    pub held_by_alignment: u64,
     /// Requests sent back to the queue for their blocks.
     pub preemptions: u64,
     /// Drafts that were left out because no block was left for them.
     pub drafts_trimmed: u64,
     /// Blocks that single passes of a model drafter would have written to and that were not free.
     pub wanted_blocks_missing: u64,
+    /// Tokens of requests that started, looked up in the prefix cache.
+    pub prefix_queried_tokens: u64,
+    /// Requests that found something there.
+    pub prefix_hit_requests: u64,
+    /// Blocks that they found.
+    pub prefix_hit_blocks: u64,
+    /// Tokens of those blocks.
+    pub prefix_hit_tokens: u64,
+    /// Cached blocks whose room was needed.
+    pub blocks_evicted: u64,
     /// Speculation.
     pub drafts: DraftCounters,
     /// Replies of an earlier step or epoch, dropped.
@@ -170,6 +182,7 @@ impl RankCounters {
                 HeldReason::Budget => self.held_by_budget += 1,
                 HeldReason::Blocks => self.held_by_blocks += 1,
                 HeldReason::Ladder => self.held_by_ladder += 1,
+                HeldReason::Alignment => self.held_by_alignment += 1,
             }
         }
     }
@@ -193,8 +206,10 @@ pub struct RankStats {
     pub dp_rank: DpRank,
     /// Requests on seats, without aborted ones.
     pub running: u32,
-    /// KV blocks in use.
+    /// KV blocks that running requests hold.
     pub blocks_used: u32,
+    /// KV blocks that are in the prefix cache and that no request holds: they are given up when their room is needed.
+    pub blocks_cached: u32,
     /// Usable KV blocks.
     pub blocks_total: u32,
     /// Known tokens of running requests plus what of their prompts is not computed: what placement balances.

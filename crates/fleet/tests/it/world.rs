@@ -8,7 +8,7 @@ use paceline_fleet::{
 };
 use paceline_plan::seats::{RowOutcome, SeatTable, StepHeader};
 use paceline_plan::{DpRank, Epoch, LogitsWanted, StepReply, WorkerLimits};
-use paceline_scheduler::{Drafter, QueueLimits, RequestId, RequestSpec, ShapeConfig};
+use paceline_scheduler::{Drafter, Policies, QueueLimits, RequestId, RequestSpec, ShapeConfig};
 
 pub(crate) const LIMITS: WorkerLimits = WorkerLimits {
     seats: 4,
@@ -43,6 +43,8 @@ pub(crate) fn config(dp_size: u32, lockstep: bool) -> Config {
         drafter: Drafter::None,
         drafter_layers: 0,
         queue: QueueLimits::default(),
+        prefix_cache: None,
+        policies: Policies::default(),
         fatal_start: false,
         deadlines: Deadlines::default(),
     }
@@ -77,6 +79,9 @@ pub(crate) fn spec(id: u64, pinned: Option<u32>) -> Input {
         priority: 0,
         history: false,
         prompt_logprobs: false,
+        cache_salt: Vec::new(),
+        skip_prefix_cache: false,
+        shares_prompt_with: None,
     }))
 }
 

@@ -1,7 +1,7 @@
 //! What the benches share: a scheduler under a steady load, with no worker behind it.
 
 use paceline_plan::{DpRank, WorkerLimits};
-use paceline_scheduler::{Config, Drafter, RequestId, RequestSpec, Scheduler, ShapeConfig};
+use paceline_scheduler::{CacheSecret, Config, Drafter, RequestId, RequestSpec, Scheduler, ShapeConfig};
 
 /// Tokens of a long prompt of a mixed load.
 const LONG_PROMPT: u32 = 2_048;
@@ -16,6 +16,8 @@ pub(crate) struct Load {
     pub(crate) rows: u32,
     pub(crate) k: u32,
     pub(crate) mixed: bool,
+    /// Whether prefixes are cached.
+    pub(crate) cache: bool,
 }
 
 impl Load {
@@ -44,6 +46,7 @@ impl Load {
         let mut config = Config::new(Config::lockstep_groups(self.ranks), limits, shapes);
         config.k = self.k;
         config.drafter = if self.k > 0 { Drafter::Ngram } else { Drafter::None };
+        config.prefix_cache = self.cache.then(|| CacheSecret::new(1, 2));
         let mut scheduler = Scheduler::new(config).expect("a correct configuration");
         for id in 0..u64::from(self.ranks * self.rows) {
             submit(&mut scheduler, id, 16, 4_000, None);
@@ -86,6 +89,9 @@ fn submit(scheduler: &mut Scheduler, id: u64, prompt: u32, max_new_tokens: u32, 
         priority: 0,
         history: false,
         prompt_logprobs: false,
+        cache_salt: Vec::new(),
+        skip_prefix_cache: false,
+        shares_prompt_with: None,
     };
     scheduler.submit(spec).expect("fits");
 }

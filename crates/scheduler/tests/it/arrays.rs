@@ -146,6 +146,8 @@ fn check_offsets(arrays: &Arrays, lens: &[usize]) -> usize {
 struct Seen {
     slots: BTreeSet<i64>,
     blocks: BTreeSet<u32>,
+    /// Blocks of prefixes, which several rows may read.
+    shared: BTreeSet<u32>,
     logits: Vec<i64>,
 }
 
@@ -204,9 +206,15 @@ fn check_table_row(arrays: &Arrays, limits: &WorkerLimits, state: &SeatState, in
     let (held, overhang) = arrays.block_table[index * width..][..width].split_at(state.blocks().len());
     assert!(held.iter().zip(state.blocks()).all(|(column, block)| *column == block.get() as i32));
     assert!(overhang.iter().all(|column| *column == 0), "columns past the blocks are the null block");
-    for block in state.blocks() {
+    let read_only = (state.computed() / limits.block_size) as usize;
+    for (position, block) in state.blocks().iter().enumerate() {
         assert!((1..=limits.num_blocks).contains(&block.get()));
-        assert!(seen.blocks.insert(block.get()), "block {block} is in two rows");
+        // Blocks of a prefix hit may be in several rows; none of those writes them.
+        let (mine, others) =
+            if position < read_only { (&mut seen.shared, &seen.blocks) } else { (&mut seen.blocks, &seen.shared) };
+        assert!(!others.contains(&block.get()), "block {block} is read by one row and written by another");
+        let is_first = mine.insert(block.get());
+        assert!(is_first || position < read_only, "block {block} is written by two rows");
     }
 }
 

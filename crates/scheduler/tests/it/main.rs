@@ -13,6 +13,8 @@ mod model_drafter;
 mod mutations;
 mod padding;
 mod permutations;
+mod policies;
+mod prefix;
 mod pressure;
 mod random;
 mod refusals;

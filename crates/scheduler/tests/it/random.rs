@@ -2,7 +2,9 @@
 //! its model check every step; what is left at the end must be nothing.
 
 use paceline_plan::{DpRank, GroupId};
-use paceline_scheduler::{Config, Drafter, KByRows, RankCounters, RequestId, Scheduler, ShapeConfig, Stats};
+use paceline_scheduler::{
+    Alignment, CacheSecret, Config, Drafter, KByRows, Policies, RankCounters, RequestId, Scheduler, ShapeConfig, Stats,
+};
 use proptest::prelude::*;
 
 use crate::world::{Pending, Random, World, limits};
@@ -54,7 +56,28 @@ fn config(seed: u64) -> Config {
         let entry = |rows_most| KByRows { rows_most, k: random.below(k + 1) };
         config.k_by_rows = (1..=max_num_seqs).map(entry).collect();
     }
+    choose_policies(&mut config, &mut random);
     config
+}
+
+/// Half of the worlds cache prefixes, and each policy is on in some.
+fn choose_policies(config: &mut Config, random: &mut Random) {
+    config.prefix_cache = random.chance(500).then(|| CacheSecret::new(random.next(), random.next()));
+    let some = |random: &mut Random, end: u32| if random.chance(300) { 1 + random.below(end) } else { 0 };
+    config.policies = Policies {
+        priority: random.chance(800),
+        priority_preempts: random.chance(300),
+        preemptions_free: random.below(3),
+        watermark_blocks: some(random, 3),
+        skips_max: some(random, 3),
+        prefix_affinity: random.chance(700),
+        load_in_tokens: random.chance(700),
+        long_prefill_tokens: some(random, 20),
+        gap_tokens: some(random, 20),
+        alignment: random
+            .chance(300)
+            .then(|| Alignment { delay_steps: random.below(4), even_percent: 50 + random.below(51) }),
+    };
 }
 
 struct Run {
@@ -62,6 +85,7 @@ struct Run {
     pending: Vec<Pending>,
     late: Vec<Pending>,
     pins: bool,
+    shares: bool,
 }
 
 impl Run {
@@ -92,6 +116,15 @@ impl Run {
         let longest = self.world.scheduler.config().limits.max_model_len;
         let (prompt, output) = (1 + self.world.random.below(longest), 1 + self.world.random.below(longest / 2));
         let mut spec = self.world.spec(prompt, output);
+        // Some prompts begin like others.
+        if self.world.random.chance(600) {
+            let family = self.world.random.below(3);
+            spec.prompt = (0..prompt).map(|index| (index * 7 + index / 5 + family) % 50).collect();
+        }
+        spec.skip_prefix_cache = self.world.random.chance(100);
+        if self.shares && self.world.random.chance(200) {
+            spec.shares_prompt_with = self.live().last().copied();
+        }
         spec.priority = self.world.random.below(3).cast_signed() - 1;
         if self.world.random.chance(300) {
             spec.stop_token_ids = vec![3, 1];
@@ -179,7 +212,8 @@ impl Run {
         }
         let stats = self.world.scheduler.stats();
         // What a later group preempts has come too late for an earlier one that is in flight by now.
-        if stats.waiting > 0 && !self.pins && self.preemptions() == preempted {
+        let aligned = self.world.scheduler.config().policies.alignment.is_some();
+        if stats.waiting > 0 && !self.pins && !self.shares && !aligned && self.preemptions() == preempted {
             for rank in &stats.ranks {
                 assert!(rank.running > 0, "dp_rank {} is idle while {} wait", rank.dp_rank, stats.waiting);
             }
@@ -197,7 +231,8 @@ fn run(seed: u64, events: u32) -> Option<Stats> {
     world.accept_permille = world.random.below(1001);
     world.propose_permille = world.random.below(1001);
     let pins = world.random.chance(300);
-    let mut run = Run { world, pending: Vec::new(), late: Vec::new(), pins };
+    let shares = world.random.chance(300);
+    let mut run = Run { world, pending: Vec::new(), late: Vec::new(), pins, shares };
     for _ in 0..events {
         run.event();
     }
@@ -256,5 +291,36 @@ fn long_random_worlds_hold_the_rules_and_meet_everything() {
             let not_full = counters.padding().attention - full.padding.attention;
             assert_eq!(not_full, counters.padding().idle_dummy - full.padding.idle_dummy, "elsewhere the dummies only");
         }
+    }
+}
+
+/// A million events over fifty worlds: after each step the numbers of the rules, every thousand events a recount.
+#[test]
+fn g05_a_million_random_events_hold_every_number() {
+    let (mut events, mut seed) = (0, 1_000_000);
+    while events < 1_000_000 {
+        seed += 1;
+        let config = config(seed);
+        if Scheduler::new(config.clone()).is_err() {
+            continue;
+        }
+        let mut world = World::new(config);
+        world.random = Random(seed);
+        world.accept_permille = world.random.below(1001);
+        world.propose_permille = world.random.below(1001);
+        let mut run = Run { world, pending: Vec::new(), late: Vec::new(), pins: false, shares: seed % 3 == 0 };
+        for _ in 0..20 {
+            for _ in 0..1_000 {
+                run.event();
+            }
+            events += 1_000;
+            run.world.scheduler.assert_consistent();
+            run.deliver_all();
+            run.world.requests.retain(|_, live| live.finished.is_none() && !live.aborted);
+        }
+        run.whole_round();
+        run.deliver_all();
+        run.world.drain();
+        run.world.assert_drained();
     }
 }

@@ -254,6 +254,9 @@ impl Small {
             priority: 0,
             history: false,
             prompt_logprobs: false,
+            cache_salt: Vec::new(),
+            skip_prefix_cache: false,
+            shares_prompt_with: None,
         };
         self.scheduler.submit(spec).expect("the request fits");
         id

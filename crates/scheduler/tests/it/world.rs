@@ -148,6 +148,9 @@ impl World {
             priority: 0,
             history: true,
             prompt_logprobs: false,
+            cache_salt: Vec::new(),
+            skip_prefix_cache: false,
+            shares_prompt_with: None,
         }
     }
 

@@ -1,0 +1,51 @@
+//! What the scheduler is told by flags: who runs when, and whether prefixes are cached.
+
+use paceline_scheduler::{Alignment, CacheSecret, Policies};
+
+use crate::flags::{Flags, SchedulingPolicy};
+
+/// How even the prompts of a group's ranks are when they run together.
+const EVEN_PERCENT: u32 = 90;
+
+/// The policies of a scheduler.
+pub(crate) fn policies(flags: &Flags) -> Policies {
+    let by_priority = flags.scheduling_policy == Some(SchedulingPolicy::Priority);
+    let delay_steps = flags.prefill_alignment_steps.unwrap_or(0);
+    Policies {
+        priority: flags.scheduling_policy != Some(SchedulingPolicy::Fcfs),
+        priority_preempts: by_priority,
+        skips_max: flags.max_skips.unwrap_or(0),
+        long_prefill_tokens: flags.long_prefill_token_threshold.unwrap_or(0),
+        gap_tokens: flags.max_prefill_tokens_beside_decodes.unwrap_or(0),
+        alignment: (delay_steps > 0).then_some(Alignment { delay_steps, even_percent: EVEN_PERCENT }),
+        ..Policies::default()
+    }
+}
+
+/// The secret of the prefix cache's keys, drawn anew at every start; nothing when the cache is off.
+pub(crate) fn prefix_cache(flags: &Flags) -> Option<CacheSecret> {
+    (flags.enable_prefix_caching == Some(true)).then(|| CacheSecret::new(rand::random(), rand::random()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_off_unless_asked_for() {
+        let flags = Flags::default();
+        assert_eq!(policies(&flags), Policies::default());
+        assert_eq!(prefix_cache(&flags), None);
+        let fcfs = Flags { scheduling_policy: Some(SchedulingPolicy::Fcfs), ..Flags::default() };
+        assert!(!policies(&fcfs).priority);
+        let flags = Flags {
+            enable_prefix_caching: Some(true),
+            scheduling_policy: Some(SchedulingPolicy::Priority),
+            prefill_alignment_steps: Some(20),
+            ..Flags::default()
+        };
+        let chosen = policies(&flags);
+        assert!(chosen.priority_preempts && chosen.alignment.is_some());
+        assert_ne!(prefix_cache(&flags), prefix_cache(&flags), "never the same secret twice");
+    }
+}

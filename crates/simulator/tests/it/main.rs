@@ -1,0 +1,4 @@
+//! Traces, simulations and their reports.
+
+mod runs;
+mod traces;
