@@ -191,6 +191,7 @@ mod tests {
             downgraded_by: None,
             rows_padded: 1,
             tokens_padded: 1,
+            pace: paceline_scheduler::Pace::Free,
             ranks: ranks.to_vec(),
         };
         ExplainedStep { explanation, names: vec![(RequestId(1), "cmpl-one".into())] }

@@ -53,6 +53,7 @@ pub(crate) fn spec(index: u32, request: &TraceRequest, options: &Options) -> Req
         pinned,
         priority: request.priority,
         history: false,
+        prompt_logprobs: false,
         cache_salt: Vec::new(),
         skip_prefix_cache: false,
         shares_prompt_with: None,

@@ -114,6 +114,8 @@ impl Setup {
             drafter,
             drafter_layers: self.drafter_layers,
             queue: self.queue,
+            prefix_cache: None,
+            policies: paceline_scheduler::Policies::default(),
             fatal_start: false,
             deadlines: self.deadlines,
         }

@@ -107,5 +107,6 @@ const fn held(reason: HeldReason) -> &'static str {
         HeldReason::Budget => "budget",
         HeldReason::Blocks => "blocks",
         HeldReason::Ladder => "ladder",
+        HeldReason::Alignment => "alignment",
     }
 }
