@@ -87,7 +87,10 @@ fn tell(request: &mut Request, selected: &Selected, told: Told, draft: &mut Rank
     }
     if !selected.is_decode {
         let start = if seated.told || history { seated.fed } else { seated.computed };
-        let end = (seated.computed + selected.tokens + told.lookahead).min(seated.prompt_end);
+        let end = seated.computed + selected.tokens;
+        // One token past a chunk that is reported tells the worker that the chunk ends nothing.
+        let lookahead = told.lookahead.max(u32::from(request.reports(end)));
+        let end = (end + lookahead).min(seated.prompt_end);
         if end > start {
             let tokens = request.tokens[start as usize..end as usize].to_vec().into();
             draft.feeds.push(Feed { seat, start, tokens });
