@@ -1,6 +1,6 @@
 //! Cost of a steady decode step without the workers: plan, encode, commit, in microseconds.
 //!
-//! `cargo bench -p paceline-scheduler --bench step`
+//! `cargo bench -p paceline-scheduler --bench step`; numbers of ranks after `--` choose among 1, 8 and 64.
 
 #![expect(clippy::disallowed_types, reason = "a benchmark measures time; the crate itself has no clock")]
 
@@ -65,7 +65,9 @@ fn main() {
         "{:>5} {:>5} {:>2} {:>7} {:>5} {:>9} {:>9} {:>9} {:>9}",
         "ranks", "rows", "k", "load", "cache", "plan", "encode", "commit", "sum_us"
     );
-    for (ranks, rows) in [1, 8, 64].into_iter().flat_map(|ranks| [1, 32, 256].map(|rows| (ranks, rows))) {
+    let chosen: Vec<u32> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    let ranks = [1, 8, 64].into_iter().filter(|ranks| chosen.is_empty() || chosen.contains(ranks));
+    for (ranks, rows) in ranks.flat_map(|ranks| [1, 32, 256].map(|rows| (ranks, rows))) {
         for k in [0, 1, 3] {
             for (mixed, cache) in [(false, false), (false, true), (true, true)] {
                 measure(Load { ranks, rows, k, mixed, cache });

@@ -98,7 +98,8 @@ fn d13_a_high_priority_takes_the_seat_of_the_newest_low_one() {
         (Policies { priority: false, priority_preempts: true, ..Policies::default() }, 0),
     ] {
         let mut world = with(lockstep(1, 2, 0), policies);
-        (prioritised(&mut world, 10, 50, 100), prioritised(&mut world, 10, 50, 100));
+        prioritised(&mut world, 10, 50, 100);
+        prioritised(&mut world, 10, 50, 100);
         world.step(0);
         let third = prioritised(&mut world, priority, 50, 10);
         for _ in 0..20 {
