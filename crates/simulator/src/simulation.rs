@@ -42,7 +42,7 @@ pub fn simulate(trace: &Trace, options: &Options, watch: impl FnMut(Progress)) -
 
 /// What happens at a moment. The order of the variants is the order within a moment: workers are heard before time is
 /// told, and requests that arrive while a step ends are in the next one.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Beat,
     Arrival(u32),
