@@ -7,7 +7,7 @@ use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 
 pub use paceline_plan::{DpRank, Epoch, GroupId, Mode, StepId};
-pub use paceline_scheduler::{Explanation, HeldReason, PaddingCounters, RankExplanation, RequestId, ShapeReason};
+pub use paceline_scheduler::{Explanation, HeldReason, Pace, PaddingCounters, RankExplanation, RequestId, ShapeReason};
 
 /// Steps that are kept, over all groups.
 pub const STEPS_KEPT: usize = 4_096;
@@ -191,7 +191,7 @@ mod tests {
             downgraded_by: None,
             rows_padded: 1,
             tokens_padded: 1,
-            pace: paceline_scheduler::Pace::Free,
+            pace: Pace::Free,
             ranks: ranks.to_vec(),
         };
         ExplainedStep { explanation, names: vec![(RequestId(1), "cmpl-one".into())] }

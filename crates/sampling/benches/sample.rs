@@ -15,7 +15,7 @@ fn main() {
         let base = SamplingParams { temperature: 0.8, seed: 7, ..SamplingParams::default() };
         let cases = [
             ("greedy", SamplingParams::greedy()),
-            ("temperature 0.8", base),
+            ("temperature 0.8", base.clone()),
             ("top-k 40", SamplingParams { top_k: 40, ..base.clone() }),
             ("top-p 0.95", SamplingParams { top_p: 0.95, ..base.clone() }),
             ("top-k 40, top-p 0.95", SamplingParams { top_k: 40, top_p: 0.95, ..base.clone() }),

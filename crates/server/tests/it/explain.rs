@@ -2,8 +2,8 @@
 
 use crate::common::TestServer;
 use paceline_engine::ledger::{
-    DpRank, Epoch, ExplainedStep, Explanation, GroupId, HeldReason, Mode, PaddingCounters, RankExplanation, RequestId,
-    ShapeReason, StepId,
+    DpRank, Epoch, ExplainedStep, Explanation, GroupId, HeldReason, Mode, Pace, PaddingCounters, RankExplanation,
+    RequestId, ShapeReason, StepId,
 };
 use serde_json::json;
 
@@ -29,6 +29,7 @@ fn chunk(group: u32, step: u64) -> ExplainedStep {
         passes: 2,
         mode: Mode::Eager,
         reason: ShapeReason::PromptRow { index: 0 },
+        pace: Pace::Free,
         downgraded_by: Some(DpRank::new(group * 2)),
         rows_padded: 1,
         tokens_padded: 64,
