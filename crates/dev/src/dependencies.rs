@@ -70,7 +70,7 @@ const RESERVED: &[(&str, &[&str], &str)] = &[
     ("pyo3", &["bindings"], "the native daemon links no Python"),
     ("numpy", &["bindings"], "the native daemon links no Python"),
     ("anyhow", &["daemon", "dev"], "libraries have typed errors"),
-    ("axum", &["server"], "HTTP lives in one crate"),
+    ("axum", &["server", "client"], "HTTP is served by one crate, and by the tests of its clients"),
     ("protox", &["dev"], "generated code is committed"),
     ("tonic-prost-build", &["dev"], "generated code is committed"),
 ];

@@ -1,8 +1,9 @@
 //! Pure state machine of membership, epochs, deadlines and recovery.
 //!
-//! Messages and ticks go in, actions come out; it owns the scheduler. A rank is one worker, or several that share its
-//! model (tensor parallelism). Per lockstep group: workers join, load, meet and are in service; a lost, silent, refusing or lying worker ends the group's epoch, its requests end with an error and
-//! all its workers are replaced, while other groups go on. The fleet is ready only when every rank is in service.
+//! Messages and ticks go in, actions come out; it owns the scheduler. A rank is one worker, or several that share
+//! its model (tensor parallelism). Per lockstep group: workers join, load, meet and are in service; a lost, silent,
+//! refusing or lying worker ends the group's epoch, its requests end with an error and all its workers are
+//! replaced, while other groups go on. The fleet is ready only when every rank is in service.
 //!
 //! What it does not do: it knows no clock, thread, socket, randomness, environment or log; it starts and kills no
 //! process. Whoever runs it does what the actions say.

@@ -5,7 +5,8 @@
 //! a restart, and with or without speculation: [`Sampler::verify`] samples the target at each position and accepts
 //! a draft while it equals what was sampled.
 //!
-//! The chain is: adjustments of single logits ([`Adjustments`]), temperature, top-k, top-p, min-p, then the largest `logit / temperature + noise`, lowest id on ties.
+//! The chain is: adjustments of single logits ([`Adjustments`]), temperature, top-k, top-p, min-p, then the largest
+//! `logit / temperature + noise`, lowest id on ties.
 //! Temperature 0 is greedy: the largest logit, lowest id on ties.
 //!
 //! This crate runs no model, holds no request and knows neither Python nor the wire; it reads rows of f32 logits.

@@ -25,7 +25,8 @@ impl ReaderSetup {
             None
         } else {
             let known = chat.tool_format.or(app.options.tokenizer.tool_format());
-            let message = "tools are not supported with this model: its chat template shows no known spelling of calls, and the server was not started with --tool-call-parser";
+            let message = "tools are not supported with this model: its chat template shows no known spelling of calls, and the \
+                           server was not started with --tool-call-parser";
             Some(known.ok_or_else(|| ApiError::invalid("tools", message))?)
         };
         Ok(Self { reasoning: chat.reasoning, tools: format, parallel: tools.parallel, include_reasoning })

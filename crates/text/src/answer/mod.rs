@@ -176,7 +176,8 @@ mod tests {
     #[test]
     fn hermes_calls_stand_between_tags() {
         let hermes = Some(ToolFormat::Hermes);
-        let text = "Let me look. <tool_call>\n{\"name\": \"get\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n<tool_call>{\"name\":\"now\"}</tool_call>";
+        let text = "Let me look. <tool_call>\n{\"name\": \"get\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n\
+                    <tool_call>{\"name\":\"now\"}</tool_call>";
         let expected = [said("Let me look. "), call("get", "{\"city\": \"Zürich\"}"), said("\n"), call("now", "{}")];
         assert_eq!(parts(None, hermes, "", text), expected);
         assert_eq!(parts(None, hermes, "", "a <tool_cal"), [said("a <tool_cal")]);
@@ -214,7 +215,9 @@ mod tests {
     #[test]
     fn deepseek_calls_come_in_two_spellings() {
         let deepseek = Some(ToolFormat::DeepSeekV3);
-        let old = "hm<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+        let old = "hm<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n\
+                   ```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n\
+                   <｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
         assert_eq!(parts(None, deepseek, "", old), [said("hm"), call("get", "{\"a\": 1}"), call("now", "{}")]);
         let new = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
         assert_eq!(parts(None, deepseek, "", new), [call("get", "{\"a\": 1}")]);
