@@ -39,15 +39,18 @@ COUNTERS = (
 )
 
 
-@cache
-def expected(count: int) -> list[Continuation]:
-    """Greedy fp32 continuations of the first held-out questions that fit every configuration, by `transformers`."""
-    folder = demo_folder("moe")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+def held_out_prompts(count: int) -> list[list[int]]:
+    """Token ids of the first held-out questions that fit every configuration."""
+    tokenizer = AutoTokenizer.from_pretrained(demo_folder("moe"))
     questions = (json.loads(line)["question"] for line in HELD_OUT.read_text().splitlines())
     prompts = (tokenizer(f"Question: {question}\nAnswer:").input_ids for question in questions)
-    fitting = (prompt for prompt in prompts if len(prompt) + NEW_TOKENS <= MODEL_LEN)
-    return continuations_of(folder, list(islice(fitting, count)), NEW_TOKENS)
+    return list(islice((prompt for prompt in prompts if len(prompt) + NEW_TOKENS <= MODEL_LEN), count))
+
+
+@cache
+def expected(count: int) -> list[Continuation]:
+    """Greedy fp32 continuations of held-out questions, by `transformers`."""
+    return continuations_of(demo_folder("moe"), held_out_prompts(count), NEW_TOKENS)
 
 
 def serve(daemon: Daemon, configuration: Configuration, prompts: list[list[int]]) -> Served:

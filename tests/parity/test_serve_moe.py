@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from parity.moe_configurations import IN_EVERY_RUN, Configuration, missing_pairs
-from parity.moe_serving import Served, expected, serve
+from parity.moe_serving import Served, expected, held_out_prompts, serve
+from parity.serving import counter, greedy
 
 PROMPTS = 8
 
@@ -41,3 +42,21 @@ def test_text_is_the_same(configuration: Configuration, first_served: dict[str, 
     assert counters["paceline_refused_plans_total"] == 0
     assert (counters["paceline_preemptions_total"] > 0) == (configuration.load == "preempting"), counters
     assert (counters["paceline_accepted_tokens_total"] > 0) == (configuration.k > 0), counters
+
+
+@pytest.mark.timeout(600)
+def test_c22_four_ranks_accept_as_many_drafts_as_one(start_daemon: Any) -> None:
+    """The same text, and the same share of accepted drafts within 3%, on one rank and on four."""
+    prompts = held_out_prompts(64)
+    texts, shares = [], []
+    for dp in (1, 4):
+        served = Configuration(dp, "allgather_reducescatter", 1, 3, "busy", 256)
+        daemon = start_daemon("--demo", "moe", *served.arguments())
+        daemon.wait_ready(limit_s=240)
+        texts.append([tokens for tokens, _ in greedy(daemon, prompts, 32, served.concurrency)])
+        drafted = counter(daemon, "paceline_draft_tokens_total")
+        shares.append(counter(daemon, "paceline_accepted_tokens_total") / drafted)
+        daemon.stop()
+    assert texts[0] == texts[1]
+    assert shares[1] == pytest.approx(shares[0], rel=0.03)
+    assert shares[0] > 0.3
