@@ -1,6 +1,6 @@
-"""Every configuration of the pairwise array on 50 held-out prompts: `python tests/parity/sweep_moe.py`.
+"""Every configuration of the pairwise array on 50 held-out prompts: `python tests/parity/sweep_moe.py [NUMBER ...]`.
 
-Too long for every test run. Greedy token ids against `transformers`, seeded text against the first configuration, one
+Too long for every test run; with numbers, only those and the first, which the others are compared with. Greedy token ids against `transformers`, seeded text against the first configuration, one
 line each; where a text differs, by how much the expected token led at the place where they part.
 """
 
@@ -53,6 +53,7 @@ def describe(served: Served, first: Served, continuations: list[Continuation]) -
 
 def main() -> int:
     """Run all configurations; 1 if a text differs or a plan was refused."""
+    chosen = {1, *map(int, sys.argv[1:])} if sys.argv[1:] else set()
     continuations = expected(PROMPTS)
     prompts = [item.prompt for item in continuations]
     print(f"{PROMPTS} prompts of {min(map(len, prompts))}-{max(map(len, prompts))} tokens, {NEW_TOKENS} new, fp32", flush=True)
@@ -60,6 +61,8 @@ def main() -> int:
     failed = False
     with tempfile.TemporaryDirectory() as logs:
         for index, configuration in enumerate(CONFIGURATIONS, 1):
+            if chosen and index not in chosen:
+                continue
             started = time.monotonic()
             served = run(configuration, prompts, Path(logs) / f"{index}.log")
             first = first or served
