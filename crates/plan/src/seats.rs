@@ -175,7 +175,9 @@ impl SeatTable {
             self.admit(admission)?;
         }
         let fed: i64 = rank.feeds().iter().map(|feed| feed.tokens.len() as i64).sum();
-        let ahead = i64::from(self.drafter_layers) * i64::from(rank.rows_real().get());
+        // A chunk that gives all its logits comes with the token after it, drafter or not.
+        let ahead_of = |row: &Row| self.drafter_layers.max(u32::from(row.logits == LogitsWanted::All));
+        let ahead: i64 = rank.rows().iter().map(|row| i64::from(ahead_of(row))).sum();
         // A prefix hit's tokens are told to whoever needs their history.
         let cached = rank.admissions().iter().filter(|admission| admission.history);
         let cached: i64 = cached.map(|admission| i64::from(admission.computed)).sum();

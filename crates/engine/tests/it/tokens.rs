@@ -72,7 +72,8 @@ async fn log_probabilities_come_with_their_tokens() {
 /// In chunks, with drafts, next to others and after preemptions: every token of the prompt but the first, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn e03_log_probabilities_of_the_prompt_come_once_and_before_the_output() {
-    let fleet = Setup { k: 2, num_blocks: 40, max_model_len: 400, dp_size: 1, ..Setup::default() }.start().await;
+    let setup = Setup { k: 2, num_blocks: 40, max_model_len: 400, dp_size: 1, ..Setup::default() };
+    let fleet = Setup { max_num_batched_tokens: 48, ..setup }.start().await;
     let sampling = SamplingParams { prompt_logprobs: Some(1), ..SamplingParams::greedy() };
     let mut streams = Vec::new();
     for number in 0..6 {
