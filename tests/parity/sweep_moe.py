@@ -1,7 +1,8 @@
 """Every configuration of the pairwise array on 50 held-out prompts: `python tests/parity/sweep_moe.py [NUMBER ...]`.
 
-Too long for every test run; with numbers, only those and the first, which the others are compared with. Greedy token ids against `transformers`, seeded text against the first configuration, one
-line each; where a text differs, by how much the expected token led at the place where they part.
+Too long for every test run; with numbers, only those and the first, which the others are compared with. Greedy token
+ids against `transformers`, seeded text against the first configuration, one line each; where a text differs, by how much
+the expected token led at the place where they part.
 """
 
 from __future__ import annotations
