@@ -12,7 +12,7 @@ const CALLS: &str = "Let me look.<tool_call>\n{\"name\": \"get\", \"arguments\":
 fn with_tools(more: &Value) -> Value {
     let tool = json!({"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}});
     let mut body = json!({"messages": [{"role": "user", "content": "Weather?"}], "tools": [tool], "max_tokens": 400});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
     body
 }
 

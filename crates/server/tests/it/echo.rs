@@ -4,7 +4,7 @@ use crate::common::{Setup, TestServer};
 use serde_json::{Value, json};
 
 fn array(value: &Value) -> &[Value] {
-    value.as_array().unwrap()
+    value.as_array().expect("an array")
 }
 
 #[tokio::test]
