@@ -54,13 +54,14 @@ class LLM:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline", "serve", *_arguments(model, settings)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
         )
         atexit.register(self.close)
-        threading.Thread(target=self._read_lines, name="paceline-lines", daemon=True).start()
+        self._reader = threading.Thread(target=self._read_lines, name="paceline-lines", daemon=True)
+        self._reader.start()
         self._ready.wait(start_limit_s)
         if not self._address or self._process.poll() is not None:
             self.close()
@@ -112,6 +113,9 @@ class LLM:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        # Workers that outlive the daemon for a moment hold the other end of the pipe.
+        self._reader.join(_STOP_LIMIT_S)
+        cast(IO[str], self._process.stdout).close()
 
     def __enter__(self) -> Self:
         """It is ready already."""
@@ -123,7 +127,7 @@ class LLM:
 
     def _read_lines(self) -> None:
         """Body of the thread that reads what the daemon prints; without one the daemon would wait for a reader."""
-        for line in cast(IO[str], self._process.stderr):
+        for line in cast(IO[str], self._process.stdout):
             text = line.rstrip("\n")
             self._lines.append(text)
             if not self._quiet:
