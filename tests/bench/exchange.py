@@ -46,7 +46,7 @@ def layer_us(worker: CrewWorker, kind: str, tokens: int, rounds: int) -> tuple[f
     is_request = torch.ones(tokens, dtype=torch.bool)
     before = worker.pulse.collectives
     with torch.inference_mode():
-        parallel.exchange.prepare(PassTokens("full", tokens, (tokens,) * len(worker.dp_ranks), is_request))
+        parallel.exchange.prepare(PassTokens(tokens, is_request))
         for _ in range(rounds):
             begun = time.perf_counter()
             parallel.exchange.run(x, ids, weights, timed)

@@ -144,7 +144,7 @@ def _load(worker: CrewWorker, folder: str, settings: bytes) -> str:
     welcome = Welcome(group=0, epoch=1, group_dp_ranks=worker.dp_ranks, settings=parsed)
     worker.loaded = load(Path(folder), worker.dp_rank, welcome, worker.groups, lambda stage, done, total: None)
     worker.runner = Runner(worker.loaded, worker.pulse, dp_rank=worker.dp_rank, is_lockstep=parsed.lockstep)
-    said = warm_up(worker.loaded, parsed, worker.dp_rank, worker.placement.dp_count).describe()
+    said = warm_up(worker.loaded, parsed, worker.dp_rank).describe()
     worker.runner.reset(1)
     return said
 

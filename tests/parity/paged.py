@@ -100,7 +100,7 @@ class PagedModel:
             )
         )
         is_request = torch.tensor([slot >= 0 for slot in slots])
-        self.exchange.prepare(PassTokens("eager", len(slots), (len(slots),), is_request))
+        self.exchange.prepare(PassTokens(len(slots), is_request))
         return torch.tensor(token_ids), torch.tensor(positions), starts
 
 

@@ -46,7 +46,7 @@ class CountingExperts:
         return total
 
 
-def tokens_of(dp_rank: int, name: str) -> tuple[PassTokens, Tensor, Tensor, Tensor]:
+def tokens_of(dp_rank: int, name: str, ranks: int = 1) -> tuple[PassTokens, Tensor, Tensor, Tensor]:
     """What a rank's MoE layer is given in a pass; padding has values that would show."""
     mode, padded, counts, requests = PASSES[name]
     generator = torch.Generator().manual_seed(100 + dp_rank)
@@ -55,16 +55,16 @@ def tokens_of(dp_rank: int, name: str) -> tuple[PassTokens, Tensor, Tensor, Tens
     ids = torch.rand(count, EXPERTS, generator=generator).argsort(dim=1)[:, :TOP_K]
     weights = torch.rand(count, TOP_K, generator=generator)
     is_request = torch.arange(count) < requests[dp_rank]
-    return PassTokens(mode, padded, tuple(counts), is_request), x, ids, weights
+    # Outside FULL the plan pads to the largest rank that is there.
+    padded = max(counts[:ranks]) if mode == "eager" else padded
+    return PassTokens(padded, is_request), x, ids, weights
 
 
 def run_exchange(worker: CrewWorker, kind: str, name: str) -> tuple[list[list[float]], int, int, list[int]]:
     """Body of a worker: the result, visits to its experts, collectives, experts held."""
     parallel = build_parallel(kind, EXPERTS, worker.groups.world, worker.groups.workers)
     before = worker.pulse.collectives
-    tokens, x, ids, weights = tokens_of(worker.dp_rank, name)
-    ranks = len(worker.dp_ranks)
-    tokens = PassTokens(tokens.mode, tokens.tokens_padded, tokens.tokens_per_rank[:ranks], tokens.is_request)
+    tokens, x, ids, weights = tokens_of(worker.dp_rank, name, len(worker.dp_ranks))
     experts = CountingExperts(parallel.exchange.held)
     with torch.inference_mode():
         parallel.exchange.prepare(tokens)

@@ -134,7 +134,7 @@ def test_warm_up_leaves_no_trace(tiny: tuple[torch.nn.Module, Path]) -> None:
     oracle, folder = tiny
     loaded, planner = load_worker(folder, [0]), Planner([0])
     runner = Runner(loaded, Pulse(), dp_rank=0, is_lockstep=False)
-    said = warm_up(loaded, settings(folder), dp_rank=0, ranks=1).describe()
+    said = warm_up(loaded, settings(folder), dp_rank=0).describe()
     assert said == "6 target, 0 extend and 0 single passes, collectives: 0 of the target, 0 of the drafter"
     assert not any(pool.any() for pool in (*loaded.backend.cache.keys, *loaded.backend.cache.values))
     runner.reset(1)

@@ -82,7 +82,7 @@ def test_padding_is_seen_by_no_expert(form: type) -> None:
 
     exchange = LocalExchange(EXPERTS)
     is_request = torch.tensor([True, True, False, True, False, False])
-    exchange.prepare(PassTokens("full", 6, (6,), is_request))
+    exchange.prepare(PassTokens(6, is_request))
     poisoned = x.masked_fill(~is_request.unsqueeze(1), float("nan"))
     got = exchange.run(poisoned, expert_ids, weights, spy)
     assert (seen[0][~is_request] == -1).all()

@@ -23,19 +23,12 @@ weighted sum over the experts held here. An id is global; -1, or one that is not
 class PassTokens:
     """What an exchange must know about a pass before its first layer.
 
-    `is_request` bool `[tokens that the network runs]`: False for padding and dummies, which go to no expert.
-    `tokens_per_rank` counts what each rank of the lockstep group runs, dummies included.
+    `tokens_padded` is what the plan says every rank brings to an exchange, the same number on all of them in every mode
+    (rule 6). `is_request` bool `[tokens that the network runs]`: False for padding and dummies, which go to no expert.
     """
 
-    mode: str
     tokens_padded: int
-    tokens_per_rank: tuple[int, ...]
     is_request: Tensor
-
-    @property
-    def exchanged(self) -> int:
-        """Tokens that every rank brings to an exchange, padding included: the same number on all of them (rule 6)."""
-        return max(self.tokens_per_rank) if self.mode == "eager" else self.tokens_padded
 
 
 class ExpertExchange(Protocol):

@@ -7,6 +7,8 @@ workers of a rank bring a share of its tokens each, and gather the results in a 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,7 +19,7 @@ from paceline.parallel.exchange import Experts, PassTokens
 from paceline.parallel.shard import Shard
 
 
-class _SpreadExchange:
+class _SpreadExchange(ABC):
     """What both ways to exchange have in common: which tokens a worker brings, and how results get back to its rank."""
 
     def __init__(self, expert_count: int, world: Collectives, workers: Collectives) -> None:
@@ -39,7 +41,7 @@ class _SpreadExchange:
 
     def prepare(self, tokens: PassTokens) -> None:
         """Take the tokens of the next pass."""
-        count, exchanged = tokens.is_request.shape[0], tokens.exchanged
+        count, exchanged = tokens.is_request.shape[0], tokens.tokens_padded
         assert count <= exchanged, f"a pass of {count} tokens, where the largest rank has {exchanged}"
         self._part = _core.tp_share(exchanged, self._workers.size, 0)[1]
         first, length = _core.tp_share(exchanged, self._workers.size, self._workers.rank)
@@ -52,9 +54,9 @@ class _SpreadExchange:
         own = self._visit(self._brought(x), own_ids, self._brought(weights), experts)
         return self._workers.all_gather(own)[: x.shape[0]]
 
+    @abstractmethod
     def _visit(self, x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
         """Give each token of this worker's part its experts' sum: `[part, hidden]` to the same."""
-        raise NotImplementedError
 
     def _brought(self, rows: Tensor) -> Tensor:
         """This worker's share of `[tokens, ...]`, padded with zeros to the part that every worker brings."""

@@ -154,7 +154,7 @@ class Execution:
 
     def _warm_up(self) -> None:
         started = time.monotonic()
-        done = warm_up(self._loaded, self._settings, self._dp_rank, self._placement.dp_count)
+        done = warm_up(self._loaded, self._settings, self._dp_rank)
         self._outlet.log(f"warm-up in {time.monotonic() - started:.1f} s: {done.describe()}")
         self._progress("warming up", 1, 1)
 

@@ -38,14 +38,14 @@ class PassRunner:
         # What a single pass is fed beside its tokens; rows past them are zero.
         self._fed = torch.zeros(len(arrays.input_ids), loaded.model.config.hidden_size, dtype=loaded.dtype)
 
-    def target(self, launch: Launch, tokens_per_rank: tuple[int, ...]) -> Tensor:
+    def target(self, launch: Launch) -> Tensor:
         """Run the target; gives `[input tokens, hidden]`."""
-        inputs = self._prepare(launch, tokens_per_rank)
+        inputs = self._prepare(launch)
         return self._model.hidden_states(self._input_ids[:inputs], self._positions[:inputs], self._backend)
 
-    def drafter(self, layer: int, launch: Launch, tokens_per_rank: tuple[int, ...], previous: Tensor) -> Tensor:
+    def drafter(self, layer: int, launch: Launch, previous: Tensor) -> Tensor:
         """Run drafter layer `layer`, counted from 1, over `previous [input tokens, hidden]`; gives the same shape."""
-        inputs = self._prepare(launch, tokens_per_rank)
+        inputs = self._prepare(launch)
         assert self._model.drafter is not None
         return self._model.drafter.hidden_states(layer, self._input_ids[:inputs], self._positions[:inputs], previous, self._backend)
 
@@ -92,7 +92,7 @@ class PassRunner:
             return logits
         return np.empty((0, self._vocab_size), np.float32)
 
-    def _prepare(self, launch: Launch, tokens_per_rank: tuple[int, ...]) -> int:
+    def _prepare(self, launch: Launch) -> int:
         """Tell attention and exchange of the pass; gives the tokens that the network runs."""
         rows, tokens, inputs = launch.attention_rows, launch.attention_tokens, launch.input_tokens
         self._backend.prepare(
@@ -107,5 +107,5 @@ class PassRunner:
             )
         )
         is_request = self._request_index[:inputs] >= 0
-        self._exchange.prepare(PassTokens(launch.mode, launch.tokens_padded, tokens_per_rank, is_request))
+        self._exchange.prepare(PassTokens(launch.tokens_padded, is_request))
         return inputs

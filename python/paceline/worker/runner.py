@@ -98,7 +98,7 @@ class Runner:
         cache.zero_blocks(step.block_zeroings)
         watch.lap(_FILL)
         self._enter(step, target)
-        hidden = self._network.target(launch, tuple(target.tokens_per_rank))
+        hidden = self._network.target(launch)
         logits = self._network.logits(hidden, launch.logits)
         watch.lap(_FORWARD)
         self._core.sample(step, logits)
@@ -139,7 +139,7 @@ class Runner:
             self._enter(step, planned)
             layer = min(index, layers)
             fed = self._network.padded(previous, launch)
-            hidden = self._network.drafter(layer, launch, tuple(planned.tokens_per_rank), fed)
+            hidden = self._network.drafter(layer, launch, fed)
             previous = self._network.wanted(hidden, rows)
             self._propose(step, layer, previous, rows, watch)
 
@@ -154,7 +154,7 @@ class Runner:
             watch.lap(_FILL)
             if layer == 1:
                 self._enter(step, planned)
-            hidden = self._network.drafter(layer, launch, tuple(planned.tokens_per_rank), hidden)
+            hidden = self._network.drafter(layer, launch, hidden)
             if first is None:
                 first = self._network.wanted(hidden, rows), drafted
             watch.lap(_FORWARD)

@@ -30,9 +30,9 @@ class WarmUp:
         return f"{passes}, collectives: {self.target_collectives} of the target, {self.drafter_collectives} of the drafter"
 
 
-def warm_up(loaded: LoadedModel, settings: WorkerSettings, dp_rank: int, ranks: int) -> WarmUp:
-    """Run dummies of every kind of step on each of the group's `ranks`; the cache stays as it is."""
-    warming = _Warming(loaded, dp_rank, ranks)
+def warm_up(loaded: LoadedModel, settings: WorkerSettings, dp_rank: int) -> WarmUp:
+    """Run dummies of every kind of step on every rank of the group; the cache stays as it is."""
+    warming = _Warming(loaded, dp_rank)
     ladders = {ladder.query_len: list(ladder.rows) for ladder in settings.row_ladders}
     for query_len, rows in sorted(ladders.items()):
         for row_count in sorted({min(rows), max(rows)}) if rows else ():
@@ -51,19 +51,17 @@ def warm_up(loaded: LoadedModel, settings: WorkerSettings, dp_rank: int, ranks: 
 class _Warming:
     """Dummies on their way through the networks."""
 
-    def __init__(self, loaded: LoadedModel, dp_rank: int, ranks: int) -> None:
+    def __init__(self, loaded: LoadedModel, dp_rank: int) -> None:
         self.done = WarmUp()
         self._loaded = loaded
         self._network = PassRunner(loaded)
         self._dp_rank = dp_rank
-        self._ranks = ranks
 
     def step(self, query_len: int, rows: int, *, is_full: bool) -> None:
         """Run the target and every layer's extend pass over `rows` rows of `query_len` tokens."""
         launch = self._launch(query_len, rows, is_full=is_full)
-        loads = self._loads(launch)
         before = self._loaded.groups.collectives
-        hidden = self._network.target(launch, loads)
+        hidden = self._network.target(launch)
         # A dummy asks for no logits; the output head is a kind of launch of its own.
         self._network.head_once(hidden)
         self.done.target += 1
@@ -73,7 +71,7 @@ class _Warming:
         if drafter is None:
             return
         for layer in range(1, drafter.layer_count + 1):
-            hidden = self._network.drafter(layer, launch, loads, hidden)
+            hidden = self._network.drafter(layer, launch, hidden)
             self._network.draft_head_once(layer, hidden)
         self.done.extend += 1
         self.done.drafter_collectives += self._loaded.groups.collectives - after
@@ -83,7 +81,7 @@ class _Warming:
         launch = self._launch(1, rows, is_full=is_full)
         before = self._loaded.groups.collectives
         fed = self._network.padded(self._network.no_rows, launch)
-        hidden = self._network.drafter(layer, launch, self._loads(launch), fed)
+        hidden = self._network.drafter(layer, launch, fed)
         self._network.draft_head_once(layer, hidden)
         self.done.single += 1
         self.done.drafter_collectives += self._loaded.groups.collectives - before
@@ -106,6 +104,3 @@ class _Warming:
         )
         check_launch(launch, loaded.arrays, loaded.limits, loaded.backend.contract)
         return launch
-
-    def _loads(self, launch: Launch) -> tuple[int, ...]:
-        return (launch.tokens,) * self._ranks
