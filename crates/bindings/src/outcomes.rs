@@ -69,7 +69,8 @@ fn sample_row(
         LogitsWanted::None => return Ok(RowOutcome::default()),
         LogitsWanted::All if !ends_what_is_known => return Ok(RowOutcome::default()),
         LogitsWanted::Last | LogitsWanted::All => (&logits[logits.len() - 1..], &[][..]),
-        LogitsWanted::Verify => (logits, &state.drafts()[..row.drafts as usize]),
+        // Logits of drafts that were planned and not proposed come last, and nobody looks at them.
+        LogitsWanted::Verify => (&logits[..1 + state.drafts_of(row).len()], state.drafts_of(row)),
     };
     let produced = sampler.produce(logits, drafts, &context_of(state), scratch)?;
     let logprobs = produced.emitted.iter().zip(&produced.logprobs).map(|(id, found)| entry(*id, found)).collect();

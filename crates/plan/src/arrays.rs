@@ -116,15 +116,14 @@ impl<'a, 'b> Writer<'a, 'b> {
     fn target_row(&mut self, row: &Row, is_decode: bool) {
         let state = self.seat_of(row);
         let (start, query_len) = (state.computed(), row.query_len.get());
-        let first_token = self.token;
+        let (first_token, drafts) = (self.token, state.drafts_of(row));
         self.open_row(state, start + query_len);
         for offset in 0..query_len {
             let position = start + offset;
             let token_id = match offset {
                 _ if !is_decode => Some(state.token(position)),
                 0 => Some(state.token(position)),
-                _ if offset <= row.drafts => Some(state.drafts()[offset as usize - 1]),
-                _ => None,
+                _ => drafts.get(offset as usize - 1).copied(),
             };
             self.token(state, token_id, position);
         }

@@ -59,14 +59,16 @@ fn check_sizes(group: &GroupPart, part: &RankPart, limits: &WorkerLimits) -> Res
     Ok(())
 }
 
-/// Rule 9: drafts fit the length limit and the blocks; rule 3: a FULL row is exactly Q long.
+/// Rule 9: drafts fit the length limit and the blocks; rule 3: a FULL row is exactly Q long. With steps in flight the
+/// row starts at `start_max` at most (rule 16): a request may have ended there, with all its tokens.
 fn check_decode_row(group: &GroupPart, row: &Row, limits: &WorkerLimits) -> Result<(), Error> {
     let query_len = i64::from(group.query_len().get());
     let known = i64::from(row.start_max) + 1;
     let longest = i64::from(limits.max_model_len);
-    check_at_most(9, "known tokens of a decode row", longest - 1, known)?;
+    let known_most = if group.depth() == 0 { longest - 1 } else { longest };
+    check_at_most(9, "known tokens of a decode row", known_most, known)?;
     check_at_most(9, "query_len of a decode row", query_len, row.query_len.get().into())?;
-    check_at_most(9, "drafts", (longest - known - 1).min(group.k_verify().into()), row.drafts.into())?;
+    check_at_most(9, "drafts", (longest - known - 1).max(0).min(group.k_verify().into()), row.drafts.into())?;
     if group.target().mode() == Mode::Full {
         check_equal(3, "query_len of a FULL row", query_len, row.query_len.get().into())?;
     } else {

@@ -14,7 +14,7 @@ pub enum LogitsWanted {
     None,
     /// The last position.
     Last,
-    /// The newest token and each real draft: `1 + drafts` positions.
+    /// The newest token and each planned draft: `1 + drafts` positions.
     Verify,
     /// Every position.
     All,
@@ -109,7 +109,8 @@ pub struct Row {
     pub start_max: u32,
     /// Tokens of the row. In a decode row: 1 + drafts + placeholders.
     pub query_len: QueryLen,
-    /// Real drafts to verify.
+    /// Real drafts to verify; with steps in flight at most (rule 16): what a step in flight does not propose is filled
+    /// with placeholders.
     pub drafts: u32,
     /// Blocks of the seat in KV group 0 once this step's deltas are applied.
     pub blocks: u32,
@@ -120,7 +121,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// Placeholder drafts of a decode row: never sampled, counted or emitted.
+    /// Placeholder drafts of a decode row, those that stand for drafts not proposed aside: never sampled, counted or
+    /// emitted.
     pub const fn placeholders(&self) -> u32 {
         self.query_len.get() - 1 - self.drafts
     }

@@ -48,6 +48,8 @@ pub struct SeatTable {
     limits: WorkerLimits,
     /// Lm: layers of the drafter that has KV of its own; 0 without one.
     drafter_layers: u32,
+    /// Steps that plans may be made ahead of their replies (rule 16).
+    depth: u32,
     group_dp_ranks: Vec<DpRank>,
     rank_index: usize,
     epoch: Epoch,
@@ -75,6 +77,7 @@ impl SeatTable {
         Ok(Self {
             limits,
             drafter_layers: 0,
+            depth: 0,
             group_dp_ranks,
             rank_index,
             epoch: Epoch::default(),
@@ -91,6 +94,13 @@ impl SeatTable {
     #[must_use]
     pub const fn with_drafter_layers(mut self, drafter_layers: u32) -> Self {
         self.drafter_layers = drafter_layers;
+        self
+    }
+
+    /// The same table for a group whose plans are made up to `depth` steps ahead of their replies (rule 16).
+    #[must_use]
+    pub const fn with_depth(mut self, depth: u32) -> Self {
+        self.depth = depth;
         self
     }
 
@@ -155,6 +165,7 @@ impl SeatTable {
         for (mine, theirs) in self.group_dp_ranks.iter().zip(group.dp_ranks()) {
             check_equal(1, "dp_rank of the group", mine.get().into(), theirs.get().into())?;
         }
+        check_at_most(16, "depth", self.depth.into(), group.depth().into())?;
         if self.drafter_layers > 0 {
             check_at_least(18, "passes of a step with a drafter", 2, group.passes().len() as i64)?;
         }
@@ -290,14 +301,19 @@ impl SeatTable {
         let generation = state.generation.get();
         check_equal(11, "generation of a row", generation.into(), row.generation.get().into())?;
         check_equal(9, "blocks of the seat", state.blocks.len() as i64, row.blocks.into())?;
-        if depth == 0 {
+        if depth == 0 || !is_decode {
             check_equal(16, "start of a row", state.computed.into(), row.start_max.into())?;
         } else {
-            check_at_most(16, "start of a row", row.start_max.into(), state.computed.into())?;
+            // Rule 16: what was in flight when the row was planned is answered by now, with drafts refused perhaps.
+            let refused_most = i64::from(depth) * i64::from(self.limits.k_max);
+            check_at_least(16, "start of a row", state.computed.into(), row.start_max.into())?;
+            check_at_most(16, "start of a row", i64::from(state.computed) + refused_most, row.start_max.into())?;
         }
         if is_decode {
             check_equal(9, "known tokens of a decode row", i64::from(state.computed) + 1, state.known().into())?;
-            check_at_most(9, "drafts", state.drafts.len() as i64, row.drafts.into())?;
+            if depth == 0 {
+                check_at_most(9, "drafts", state.drafts.len() as i64, row.drafts.into())?;
+            }
             return Ok(());
         }
         let end = state.computed + row.query_len.get();
@@ -334,9 +350,9 @@ impl SeatTable {
                 LogitsWanted::Verify => i64::from(outcome.accepted) + 1,
                 LogitsWanted::Last | LogitsWanted::All => 1,
             };
-            check_at_most(10, "accepted drafts", row.drafts.into(), outcome.accepted.into())?;
             check_at_most(10, "emitted tokens", most, outcome.emitted.len() as i64)?;
             let state = self.occupied_seat(row.seat)?;
+            check_at_most(10, "accepted drafts", state.drafts_of(row).len() as i64, outcome.accepted.into())?;
             let known = state.known();
             state.computed += if is_decode { 1 + outcome.accepted } else { row.query_len.get() };
             state.tokens.extend_from_slice(&outcome.emitted);

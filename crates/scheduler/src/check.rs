@@ -12,7 +12,9 @@ const RECOUNT_STEPS: u64 = 1000;
 /// # Panics
 /// When they do not: a fault of the scheduler.
 pub(crate) fn blocks_add_up(rank: &Rank, requests: &Requests, tick: u64) {
-    let held: u64 = rank.running.iter().map(|slot| requests[*slot].on_seat().blocks.len() as u64).sum();
+    let running: u64 = rank.running.iter().map(|slot| requests[*slot].on_seat().blocks.len() as u64).sum();
+    let leaving: u64 = rank.leaving.iter().map(|left| left.blocks.len() as u64).sum();
+    let held = running + leaving;
     let pool = &rank.blocks;
     assert_eq!(held, pool.references(), "dp_rank {}: blocks in tables, and holders of blocks", rank.dp_rank);
     let (live, free, total) = (pool.held(), pool.free(), pool.total());
@@ -29,7 +31,8 @@ pub(crate) fn blocks_add_up(rank: &Rank, requests: &Requests, tick: u64) {
 pub(crate) fn recount(rank: &Rank, requests: &Requests) {
     let pool = &rank.blocks;
     let mut owners = vec![0; pool.total() as usize + 1];
-    for block in rank.running.iter().flat_map(|slot| &requests[*slot].on_seat().blocks) {
+    let running = rank.running.iter().flat_map(|slot| &requests[*slot].on_seat().blocks);
+    for block in running.chain(rank.leaving.iter().flat_map(|left| &left.blocks)) {
         owners[*block as usize] += 1;
     }
     let mut states: Vec<u32> = owners.iter().map(|owners| u32::from(*owners > 0)).collect();

@@ -3,7 +3,7 @@
 use paceline_plan::{DpRank, Epoch, RowReply, StepId, StepReply, TokenLogprobs};
 
 use crate::emit::SentRow;
-use crate::request::{Place, Request, Slot};
+use crate::request::{Place, Request, Requests, Seated, Slot};
 use crate::{Drafter, Error, RequestId, Scheduler};
 
 /// One token given to a request.
@@ -41,8 +41,8 @@ impl Scheduler {
     /// Applies a rank's reply. A reply to an earlier step or epoch, or a second one, is counted and dropped.
     ///
     /// # Errors
-    /// When the rank does not exist, the step was not sent yet, or the reply contradicts its plan; then nothing of
-    /// the reply is applied.
+    /// When the rank does not exist, the step was not sent yet, the rank owes an earlier reply, or the reply contradicts
+    /// its plan; then nothing of the reply is applied.
     pub fn commit(
         &mut self,
         dp_rank: DpRank,
@@ -57,18 +57,23 @@ impl Scheduler {
             return Err(Error::UnknownStep { group: group.id, epoch, dp_rank, expected: group.step, got: step });
         }
         let index = group.members.iter().position(|member| *member == rank_index).expect("a rank is in its group");
-        let awaited = group.in_flight.as_mut().filter(|in_flight| epoch == group.epoch && step == in_flight.step);
-        let rows = awaited.and_then(|in_flight| in_flight.rows[index].as_ref().map(|rows| (rows, in_flight.k_draft)));
-        let Some((rows, k_draft)) = rows else {
+        let mut owed = group.in_flight.iter().enumerate().filter(|(_, in_flight)| in_flight.rows[index].is_some());
+        let oldest = owed.next().map(|(_, in_flight)| in_flight.step);
+        let is_owed = epoch == group.epoch && oldest.is_some_and(|oldest| oldest <= step);
+        let Some((oldest, place)) = oldest.filter(|_| is_owed).zip(group.place_of(step)) else {
             rank.counters.stale_replies += 1;
             return Ok(Vec::new());
         };
-        let checker = ReplyChecker { dp_rank, step, vocab_size: self.config.limits.vocab_size, k_draft };
+        let in_flight = &group.in_flight[place];
+        let (vocab_size, k_draft) = (self.config.limits.vocab_size, in_flight.k_draft);
+        let checker = ReplyChecker { dp_rank, step, vocab_size, k_draft, requests: &self.requests };
+        // Rule 16: a worker runs its steps in order, and a row starts from what the one before it came to.
+        checker.equal(0, "step", oldest.get().cast_signed(), step.get().cast_signed())?;
+        let rows = in_flight.rows[index].as_ref().expect("the oldest reply that is owed");
         checker.check(rows, &reply)?;
-        let in_flight = group.in_flight.as_mut().expect("the reply was awaited");
-        let rows = in_flight.rows[index].take().expect("the reply was awaited");
-        if in_flight.rows.iter().all(Option::is_none) {
-            group.in_flight = None;
+        let rows = group.in_flight[place].rows[index].take().expect("the reply was owed");
+        while group.in_flight.front().is_some_and(|in_flight| in_flight.rows.iter().all(Option::is_none)) {
+            group.in_flight.pop_front();
         }
         let outputs = rows.iter().zip(reply.rows).filter_map(|(sent, row)| self.commit_row(rank_index, sent, row));
         Ok(outputs.collect())
@@ -76,24 +81,15 @@ impl Scheduler {
 
     fn commit_row(&mut self, rank_index: usize, sent: &SentRow, mut reply: RowReply) -> Option<Output> {
         let slot = sent.slot;
-        let request = &mut self.requests[slot];
-        let seated = request.on_seat_mut();
-        seated.in_flight = false;
-        if seated.aborted {
-            self.retire(rank_index, slot);
+        if sent.seated(self.ranks[rank_index].dp_rank, &self.requests).is_none() {
+            // Rule 11: it ended or left since; what came of its row touches nobody.
+            self.ranks[rank_index].answered_for(sent.seat, sent.generation);
             return None;
         }
-        seated.computed += if sent.is_decode { 1 + reply.accepted } else { sent.tokens };
-        seated.proposed = reply.proposed;
+        let request = &mut self.requests[slot];
+        let verified = request.on_seat_mut().take_answer(sent, &reply);
         let counters = &mut self.ranks[rank_index].counters;
-        if sent.drafts > 0 {
-            counters.drafts.drafts += 1;
-            counters.drafts.draft_tokens += u64::from(sent.drafts);
-            counters.drafts.accepted_tokens += u64::from(reply.accepted);
-            let drafts = &mut counters.drafts;
-            drafts.accepted_per_position[..reply.accepted as usize].iter_mut().for_each(|count| *count += 1);
-            drafts.verified_per_position[..sent.drafts as usize].iter_mut().for_each(|count| *count += 1);
-        }
+        counters.drafts.count(verified, reply.accepted);
         let prompt_logprobs = take_prompt_logprobs(request, sent, &mut reply);
         let (tokens, finished) = if sent.samples { take_tokens(request, reply) } else { (Vec::new(), None) };
         counters.emitted_tokens += tokens.len() as u64;
@@ -172,7 +168,28 @@ fn take_tokens(request: &mut Request, reply: RowReply) -> (Vec<EmittedToken>, Op
     (taken, None)
 }
 
+impl Seated {
+    /// Rule 10: moves on by what a row came to. How many drafts it verified.
+    fn take_answer(&mut self, sent: &SentRow, reply: &RowReply) -> u32 {
+        let verified = sent.drafts.min(self.proposed);
+        self.in_flight -= 1;
+        self.giving -= u32::from(sent.samples);
+        self.computed += if sent.is_decode { 1 + reply.accepted } else { sent.tokens };
+        // The row was planned as if all its drafts would be accepted (rule 16).
+        self.start_max -= sent.drafts - reply.accepted;
+        self.proposed = reply.proposed;
+        verified
+    }
+}
+
 impl SentRow {
+    /// The seat of the row's request; nothing when the request has left it.
+    fn seated<'a>(&self, dp_rank: DpRank, requests: &'a Requests) -> Option<&'a Seated> {
+        let seated = requests.get(self.slot)?.seated()?;
+        let is_same = seated.dp_rank == dp_rank && (seated.seat, seated.generation) == (self.seat, self.generation);
+        is_same.then_some(seated)
+    }
+
     /// How many of a reply's log-probabilities belong to prompt tokens. A row that emits has an entry for each token
     /// behind them, an empty one where it is not wanted.
     fn prompt_entries(&self, reply: &RowReply) -> usize {
@@ -180,14 +197,15 @@ impl SentRow {
     }
 }
 
-struct ReplyChecker {
+struct ReplyChecker<'a> {
     dp_rank: DpRank,
     step: StepId,
     vocab_size: u32,
     k_draft: u32,
+    requests: &'a Requests,
 }
 
-impl ReplyChecker {
+impl ReplyChecker<'_> {
     fn error(&self, row: usize, field: &'static str, expected: i64, got: i64) -> Error {
         Error::Reply { step: self.step, dp_rank: self.dp_rank, row: row as u64, field, expected, got }
     }
@@ -212,8 +230,18 @@ impl ReplyChecker {
     fn check_row(&self, index: usize, sent: &SentRow, row: &RowReply) -> Result<(), Error> {
         self.equal(index, "seat", sent.seat.get().into(), row.seat.get().into())?;
         self.equal(index, "generation", sent.generation.get().into(), row.generation.get().into())?;
-        self.equal(index, "known", sent.known.into(), row.known.into())?;
-        self.at_most(index, "accepted", sent.drafts.into(), row.accepted.into())?;
+        let drafts = match sent.seated(self.dp_rank, self.requests) {
+            Some(seated) => {
+                let known = if sent.is_decode { seated.computed + 1 } else { sent.known_max };
+                self.equal(index, "known", known.into(), row.known.into())?;
+                sent.drafts.min(seated.proposed)
+            }
+            None => {
+                self.at_most(index, "known", sent.known_max.into(), row.known.into())?;
+                sent.drafts
+            }
+        };
+        self.at_most(index, "accepted", drafts.into(), row.accepted.into())?;
         let emitted = if sent.samples { 1 + i64::from(row.accepted) } else { 0 };
         self.equal(index, "emitted", emitted, row.emitted.len() as i64)?;
         let proposed_most = if sent.samples { self.k_draft } else { 0 };

@@ -57,6 +57,9 @@ pub struct Config {
     /// k by the load of the group's largest rank, rows going up: the first entry that covers it, past the last one the
     /// last one's. Empty: always `k`.
     pub k_by_rows: Vec<KByRows>,
+    /// Steps of a group that may be in flight when its next one is planned (rule 16); 0: a step is planned when every
+    /// rank has answered the one before.
+    pub depth: u32,
     /// How much may wait.
     pub queue: QueueLimits,
     /// What the prefix cache's keys are made with; nothing switches the cache off.
@@ -78,6 +81,7 @@ impl Config {
             drafter: Drafter::None,
             drafter_layers: 1,
             k_by_rows: Vec::new(),
+            depth: 0,
             queue,
             prefix_cache: None,
             policies: Policies::default(),

@@ -6,7 +6,7 @@ use paceline_plan::{
 };
 
 use crate::rank::Rank;
-use crate::request::{Request, Requests, Slot};
+use crate::request::{Request, Requests, Seated, Slot};
 use crate::select::Selected;
 
 /// A row that was sent, kept until its reply is in.
@@ -19,8 +19,8 @@ pub(crate) struct SentRow {
     /// Tokens of a prompt row; 1 in a decode row.
     pub(crate) tokens: u32,
     pub(crate) drafts: u32,
-    /// What the worker knows of the request once the plan's deltas are applied.
-    pub(crate) known: u32,
+    /// What the worker knows of the request once the plan's deltas are applied, at most.
+    pub(crate) known_max: u32,
     /// Whether the row gives a token.
     pub(crate) samples: bool,
     /// Where the row's tokens end in the prompt, when they are reported with log-probabilities.
@@ -34,6 +34,8 @@ pub(crate) struct Told {
     pub(crate) keep_history: bool,
     /// Tokens past the end of a chunk.
     pub(crate) lookahead: u32,
+    /// Drafts to propose in the step.
+    pub(crate) k_draft: u32,
 }
 
 /// Makes a rank's part of the plan and marks its requests as in flight. `rows` are the rows that run; decode rows
@@ -62,11 +64,20 @@ pub(crate) fn rank_part(
         draft.rows.push(row);
         draft.decode_rows += u32::from(selected.is_decode);
         sent.push(sent_row);
-        let seated = request.on_seat_mut();
-        seated.in_flight = true;
-        seated.last_run = tick;
+        launch(request.on_seat_mut(), &sent_row, told.k_draft);
+        request.on_seat_mut().last_run = tick;
     }
     (checked(draft), sent)
+}
+
+/// Rule 16: where the request is once this row is answered, at most.
+const fn launch(seated: &mut Seated, sent: &SentRow, k_draft: u32) {
+    seated.in_flight += 1;
+    seated.start_max += sent.tokens + sent.drafts;
+    if sent.samples {
+        seated.giving += 1;
+        seated.proposing = k_draft;
+    }
 }
 
 fn checked(draft: RankDraft) -> RankPart {
@@ -87,9 +98,9 @@ fn tell(request: &mut Request, selected: &Selected, told: Told, draft: &mut Rank
     }
     if !selected.is_decode {
         let start = if seated.told || history { seated.fed } else { seated.computed };
-        let end = seated.computed + selected.tokens;
+        let end = seated.start_max + selected.tokens;
         // One token past a chunk that is reported tells the worker that the chunk ends nothing.
-        let lookahead = told.lookahead.max(u32::from(request.reports(end)));
+        let lookahead = told.lookahead.max(u32::from(request.reports(seated.start_max, end)));
         let end = (end + lookahead).min(seated.prompt_end);
         if end > start {
             let tokens = request.tokens[start as usize..end as usize].to_vec().into();
@@ -108,11 +119,11 @@ fn tell(request: &mut Request, selected: &Selected, told: Told, draft: &mut Rank
 
 fn row(request: &Request, selected: &Selected, query_len: Option<QueryLen>) -> (Row, SentRow) {
     let seated = request.on_seat();
-    let start = seated.computed;
+    let start = seated.start_max;
     let Selected { slot, is_decode, tokens, drafts, .. } = *selected;
     let shortest = if is_decode { QueryLen::verifying(drafts) } else { QueryLen::verifying(tokens - 1) };
     let ends_prompt = start + tokens == seated.prompt_end;
-    let reports = !is_decode && request.reports(start + tokens);
+    let reports = !is_decode && request.reports(start, start + tokens);
     let logits = match (is_decode, ends_prompt) {
         (true, _) => LogitsWanted::Verify,
         (false, _) if reports => LogitsWanted::All,
@@ -131,7 +142,7 @@ fn row(request: &Request, selected: &Selected, query_len: Option<QueryLen>) -> (
         mask: Mask::None,
     };
     let samples = is_decode || ends_prompt;
-    let known = if is_decode { start + 1 } else { seated.fed };
+    let known_max = if is_decode { start + 1 } else { seated.fed };
     let reported_end = reports.then_some(request.prompt_len.min(start + tokens));
-    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known, samples, reported_end })
+    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known_max, samples, reported_end })
 }

@@ -8,7 +8,8 @@
 //!
 //! What it does not do: it knows no clock, thread, socket, randomness, environment, log, float or hash order, so the
 //! same events give the same plans; membership, deadlines and recovery are `fleet`'s. Padded numbers are computed in
-//! [`shape`] and nowhere else. A step is planned when the one before it was answered by every rank (depth 0).
+//! [`shape`] and nowhere else. A step is planned when the one before it was answered by every rank (depth
+//! 0), or while that one is in flight (depth 1).
 
 mod blocks;
 mod cache;

@@ -59,6 +59,8 @@ pub(crate) struct Start {
     pub(crate) tokens: u32,
     /// Requests of lower priority that make room for it.
     pub(crate) victims: Vec<Slot>,
+    /// Whether it waits for the blocks of requests that leave while steps in flight run them.
+    pub(crate) waits: bool,
 }
 
 /// What the queue is told of a round.
@@ -100,6 +102,7 @@ struct Offer {
     blocks: u32,
     hit_tokens: u32,
     victims: Vec<Slot>,
+    waits: bool,
 }
 
 impl Placement<'_> {
@@ -162,7 +165,7 @@ impl Placement<'_> {
                 continue;
             }
             if let Some(blocks) = self.fits(request, position, view) {
-                best = Some((key, Offer { position, blocks, hit_tokens, victims: Vec::new() }));
+                best = Some((key, Offer { position, blocks, hit_tokens, ..Offer::default() }));
             }
         }
         best.map(|(_, offer)| offer)
@@ -216,7 +219,7 @@ impl Placement<'_> {
         let taken = |slot: &Slot| chosen.starts.iter().any(|start| start.victims.contains(slot));
         let lower = rank.running.iter().copied().filter(|slot| {
             let other = &self.requests[*slot];
-            other.priority > request.priority && !other.on_seat().in_flight && !taken(slot)
+            other.priority > request.priority && !taken(slot)
         });
         let mut lower: Vec<Slot> = lower.collect();
         lower.sort_by_key(|slot| std::cmp::Reverse(self.requests[*slot].standing()));
@@ -224,14 +227,27 @@ impl Placement<'_> {
         view.budget = view.budget.max(1);
         view.some_leave = true;
         let mut victims = Vec::new();
+        let coming = rank.blocks_coming();
+        let mut waits = coming > 0;
+        if coming > 0 {
+            // Rule 11: while what is coming is enough, nobody else leaves.
+            view.blocks += coming;
+            if view.seats > 0
+                && let Some(blocks) = self.fits(request, position, &view)
+            {
+                return Some(Offer { position, blocks, waits, ..Offer::default() });
+            }
+        }
         for slot in lower {
-            let blocks = &self.requests[slot].on_seat().blocks;
+            let seated = self.requests[slot].on_seat();
+            let blocks = &seated.blocks;
+            waits |= seated.in_flight > 0;
             view.seats += 1;
             view.requests = view.requests.saturating_sub(1);
             view.blocks += blocks.iter().filter(|block| rank.blocks.holders(**block) == 1).count() as u32;
             victims.push(slot);
             if let Some(blocks) = self.fits(request, position, &view) {
-                return Some(Offer { position, blocks, hit_tokens: 0, victims });
+                return Some(Offer { position, blocks, hit_tokens: 0, victims, waits });
             }
         }
         None
@@ -249,7 +265,7 @@ impl Placement<'_> {
 
     fn accept(&self, slot: Slot, offer: Offer, placed: u64, views: &mut [View], chosen: &mut Chosen) {
         let request = &self.requests[slot];
-        let Offer { position, blocks, hit_tokens, victims } = offer;
+        let Offer { position, blocks, hit_tokens, victims, waits } = offer;
         let needed = self.config.limits.blocks_for(request.known());
         let grows = self.config.limits.blocks_for(request.longest_computed()) > needed;
         let view = &mut views[position];
@@ -270,7 +286,10 @@ impl Placement<'_> {
         view.load_tokens += u64::from(request.known()) + u64::from(left);
         view.requests += 1;
         let Some(index) = view.index else { return };
-        chosen.starts.push(Start { slot, index, tokens: left, victims });
+        chosen.starts.push(Start { slot, index, tokens: left, victims, waits });
+        if waits {
+            return;
+        }
         for (skipped, skips) in &mut chosen.skipped {
             let earlier = &self.requests[*skipped];
             if may_go(earlier, position) {

@@ -1,5 +1,7 @@
 //! One step of one group: rows of what runs, then what starts, then the shape, then the plan.
 
+use std::collections::VecDeque;
+
 use paceline_plan::{DpRank, Epoch, GroupDraft, GroupId, GroupPart, StepId, StepPlan};
 
 use crate::emit::{SentRow, Told, rank_part};
@@ -35,18 +37,28 @@ pub(crate) struct Group {
     pub(crate) k_by_load: u32,
     /// Steps that prompts have been held for others to run beside.
     pub(crate) prompts_held_steps: u32,
-    pub(crate) in_flight: Option<InFlight>,
+    /// Steps that some rank has not answered, the oldest first.
+    pub(crate) in_flight: VecDeque<InFlight>,
     pub(crate) explanation: Option<Explanation>,
 }
 
+impl Group {
+    /// Index among the steps in flight.
+    pub(crate) fn place_of(&self, step: StepId) -> Option<usize> {
+        self.in_flight.iter().position(|in_flight| in_flight.step == step)
+    }
+}
+
 impl Scheduler {
-    /// The next step of a group. Nothing when a step is in flight or no rank has a row (rule 1).
+    /// The next step of a group. Nothing when no rank has a row (rule 1), or more steps are in flight than plans are made
+    /// ahead (rule 16).
     ///
     /// # Panics
     /// When the plan breaks a rule: a fault of the scheduler, found before any worker sees it.
     pub fn plan(&mut self, group: GroupId) -> Option<StepPlan> {
         let index = group.get() as usize;
-        if self.groups.get(index)?.in_flight.is_some() {
+        let depth = self.config.depth;
+        if self.groups.get(index)?.in_flight.len() > depth as usize {
             return None;
         }
         let members = self.groups[index].members.clone();
@@ -80,7 +92,9 @@ impl Scheduler {
         state.step = state.step.next();
         let (epoch, step, dp_ranks) = (state.epoch, state.step, state.dp_ranks.clone());
         let query_len = decision.is_full().then(|| decision.query_len());
-        let told = Told { keep_history: self.config.drafter == Drafter::Ngram, lookahead: self.config.lookahead() };
+        let (k_verify, k_draft, passes) = (decision.k_verify, decision.k_draft, decision.passes.clone());
+        let keep_history = self.config.drafter == Drafter::Ngram;
+        let told = Told { keep_history, lookahead: self.config.lookahead(), k_draft };
         let mut parts = Vec::with_capacity(members.len());
         let mut rows = Vec::with_capacity(members.len());
         for (rank, selection) in members.iter().zip(&selections) {
@@ -90,11 +104,10 @@ impl Scheduler {
             parts.push(part);
             rows.push(Some(sent));
         }
-        let (k_verify, k_draft, passes) = (decision.k_verify, decision.k_draft, decision.passes.clone());
-        let draft = GroupDraft { group, epoch, step, depth: 0, k_verify, k_draft, dp_ranks, passes };
+        let draft = GroupDraft { group, epoch, step, depth, k_verify, k_draft, dp_ranks, passes };
         let plan = GroupPart::new(draft).and_then(|part| StepPlan::new(part, parts, &self.config.limits));
         let plan = plan.unwrap_or_else(|error| panic!("the scheduler's own plan, step {step}: {error}"));
-        self.groups[index].in_flight = Some(InFlight { step, k_draft, rows });
+        self.groups[index].in_flight.push_back(InFlight { step, k_draft, rows });
         self.account(index, &decision, &demands, selections, pace);
         Some(plan)
     }
@@ -130,7 +143,7 @@ impl Scheduler {
     /// How fast the group's prompts run, and how long they have been held for that.
     fn pace(&mut self, index: usize, selections: &[Selection], chosen: &Chosen) -> Pace {
         let mut prospects: Vec<Prospect> = selections.iter().map(|selection| self.prospect(selection)).collect();
-        for start in &chosen.starts {
+        for start in chosen.starts.iter().filter(|start| !start.waits) {
             let prospect = &mut prospects[start.index];
             let tokens = prospect.prompt_tokens.saturating_add(start.tokens);
             prospect.prompt_tokens = tokens;
@@ -161,7 +174,7 @@ impl Scheduler {
     fn start_waiting(&mut self, members: &[usize], selections: &mut [Selection], chosen: Chosen, tick: u64, k: u32) {
         let Chosen { starts, skipped } = chosen;
         let mut full = vec![false; members.len()];
-        for Start { slot, index, victims, .. } in starts {
+        for Start { slot, index, victims, waits, .. } in starts {
             let rank = members[index];
             let selection = &selections[index];
             // Placement counts tokens by a quick look at the cache. What it chose after this one counts on this one.
@@ -169,11 +182,14 @@ impl Scheduler {
                 full[index] = true;
                 continue;
             }
-            self.placements += 1;
-            self.ranks[rank].last_placed = self.placements;
             for victim in victims {
                 self.selector(rank, k).preempt(victim, &mut selections[index]);
             }
+            if waits {
+                continue;
+            }
+            self.placements += 1;
+            self.ranks[rank].last_placed = self.placements;
             self.selector(rank, k).start(slot, tick, &mut selections[index]);
         }
         for (slot, skips) in skipped {

@@ -1,6 +1,8 @@
 //! What the scheduler holds for one rank, and the two ways off it: for good, or back to the queue.
 
-use paceline_plan::{DpRank, Release, WorkerLimits};
+use std::collections::BTreeMap;
+
+use paceline_plan::{DpRank, Release, Seat, SeatGeneration, WorkerLimits};
 
 use crate::blocks::BlockPool;
 use crate::keys::BlockKey;
@@ -9,6 +11,15 @@ use crate::request::{Place, Request, Requests, Seated, Slot};
 use crate::seats::SeatPool;
 use crate::stats::RankCounters;
 use crate::{Config, Drafter};
+
+/// What is left of a request on a rank that it is not on any more, until no step in flight runs it.
+#[derive(Clone, Debug)]
+pub(crate) struct Leaving {
+    pub(crate) seat: Seat,
+    pub(crate) generation: SeatGeneration,
+    pub(crate) in_flight: u32,
+    pub(crate) blocks: Vec<u32>,
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct Rank {
@@ -21,6 +32,8 @@ pub(crate) struct Rank {
     pub(crate) blocks: BlockPool,
     /// In order of their start.
     pub(crate) running: Vec<Slot>,
+    /// Requests that left while steps that run them are in flight: their blocks may still be written (rule 11).
+    pub(crate) leaving: Vec<Leaving>,
     /// Seats that the worker still has to be told are free; sent with the next step in which this rank has rows.
     pub(crate) releases: Vec<Release>,
     /// Number of the placement that was the last one here; ties go to the rank that waited longest.
@@ -38,6 +51,7 @@ impl Rank {
             seats: SeatPool::new(limits.seats),
             blocks: BlockPool::new(limits.num_blocks, config.prefix_cache.is_some()),
             running: Vec::new(),
+            leaving: Vec::new(),
             releases: Vec::new(),
             last_placed: 0,
             counters: RankCounters::new(config.k),
@@ -53,35 +67,68 @@ impl Rank {
             generation,
             told: false,
             computed: 0,
+            start_max: 0,
             prompt_end: request.known(),
             fed: 0,
             blocks: Vec::new(),
             blocks_told: 0,
             published: 0,
             proposed: 0,
+            proposing: 0,
             last_run: tick,
-            in_flight: false,
-            aborted: false,
+            in_flight: 0,
+            giving: 0,
         });
         self.running.push(slot);
     }
 
-    /// Takes a request off its seat and frees its blocks. What it held is returned; its place is void.
-    ///
-    /// # Panics
-    /// When a step that runs it is in flight: its blocks may still be written (rule 11).
-    pub(crate) fn unseat(&mut self, slot: Slot, request: &mut Request) -> Seated {
+    /// Takes a request off its seat; its place is void. The seat is free for another generation at once, the blocks when
+    /// no step in flight runs the request (rule 11).
+    pub(crate) fn unseat(&mut self, slot: Slot, request: &mut Request) {
         let Place::Running(seated) = std::mem::replace(&mut request.place, Place::Void) else {
             panic!("only a running request leaves a seat");
         };
-        assert!(!seated.in_flight, "request {} is freed while its step is in flight", request.id);
-        self.blocks.give_back(&seated.blocks);
-        self.seats.give_back(seated.seat);
-        if seated.told {
-            self.releases.push(Release { seat: seated.seat, generation: seated.generation });
+        let Seated { seat, generation, in_flight, blocks, told, .. } = seated;
+        if in_flight == 0 {
+            self.blocks.give_back(&blocks);
+        } else {
+            self.leaving.push(Leaving { seat, generation, in_flight, blocks });
+        }
+        self.seats.give_back(seat);
+        if told {
+            self.releases.push(Release { seat, generation });
         }
         self.running.retain(|other| *other != slot);
-        seated
+    }
+
+    /// A step is answered that ran a request which is not on this seat any more.
+    ///
+    /// # Panics
+    /// When no such request is leaving: a fault of the scheduler.
+    pub(crate) fn answered_for(&mut self, seat: Seat, generation: SeatGeneration) {
+        let index = self.leaving.iter().position(|left| left.seat == seat && left.generation == generation);
+        let index = index.expect("a row in flight is of a request that runs or leaves");
+        self.leaving[index].in_flight -= 1;
+        if self.leaving[index].in_flight == 0 {
+            let left = self.leaving.swap_remove(index);
+            self.blocks.give_back(&left.blocks);
+        }
+    }
+
+    /// No step is in flight any more: what the requests held that were leaving is free.
+    pub(crate) fn void_leaving(&mut self) {
+        for left in std::mem::take(&mut self.leaving) {
+            self.blocks.give_back(&left.blocks);
+        }
+    }
+
+    /// Blocks that will be free when the steps in flight are answered.
+    pub(crate) fn blocks_coming(&self) -> u32 {
+        let mut lost: BTreeMap<u32, u32> = BTreeMap::new();
+        for block in self.leaving.iter().flat_map(|left| &left.blocks) {
+            *lost.entry(*block).or_default() += 1;
+        }
+        lost.iter().filter(|(block, lost)| self.blocks.holders(**block) == **lost).count() as u32
     }
 
     /// What a request would find in the prefix cache if it started now.
@@ -169,6 +216,6 @@ fn prompt_lack(request: &Request, limits: &WorkerLimits) -> u32 {
 
 fn reserve(request: &Request, limits: &WorkerLimits) -> u32 {
     let held = request.on_seat().blocks.len() as u32;
-    let known = limits.blocks_for(request.known()).max(held);
+    let known = limits.blocks_for(request.known_max()).max(held);
     known - held + u32::from(limits.blocks_for(request.longest_computed()) > known)
 }

@@ -1,5 +1,7 @@
 //! The scheduler's state, and the events that change it from outside: requests, aborts, losses.
 
+use std::collections::VecDeque;
+
 use paceline_plan::{DpRank, Epoch, GroupId, StepId};
 
 use crate::cache::CacheChange;
@@ -53,7 +55,7 @@ impl Scheduler {
                 tick: 0,
                 k_by_load: config.k,
                 prompts_held_steps: 0,
-                in_flight: None,
+                in_flight: VecDeque::new(),
                 explanation: None,
             });
         }
@@ -117,17 +119,15 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a request. A waiting one is gone at once; a running one is in no later plan, and its blocks are free at
-    /// once or, when a step that runs it is in flight, when that step is answered. False when no such request lives.
+    /// Ends a request: it is in no later plan. Its blocks are free at once or, when steps that run it are in flight, when
+    /// they are answered. False when no such request lives.
     pub fn abort(&mut self, id: RequestId) -> bool {
         let Some(slot) = self.requests.find(id) else { return false };
-        match &mut self.requests[slot].place {
+        match &self.requests[slot].place {
             Place::Waiting { .. } => {
                 self.queue.remove(&self.requests[slot]);
                 self.requests.remove(slot);
             }
-            Place::Running(seated) if seated.aborted => return false,
-            Place::Running(seated) if seated.in_flight => seated.aborted = true,
             Place::Running(seated) => {
                 let rank = seated.dp_rank.index();
                 self.retire(rank, slot);
@@ -140,25 +140,23 @@ impl Scheduler {
         true
     }
 
-    /// Ends a group's epoch: seats, blocks and the step in flight are void, the next step is step 1 of the next epoch.
+    /// Ends a group's epoch: seats, blocks and the steps in flight are void, the next step is step 1 of the next epoch.
     /// Returns the requests that ran there, in order of their start; each stays until it is requeued or aborted.
     pub fn void_group(&mut self, group: GroupId) -> Vec<RequestId> {
         let Some(state) = self.groups.get_mut(group.get() as usize) else { return Vec::new() };
         state.epoch = state.epoch.next();
         state.step = StepId::default();
-        state.in_flight = None;
+        state.in_flight.clear();
         let mut lost = Vec::new();
         for member in &state.members {
             let rank = &mut self.ranks[*member];
             for slot in rank.running.clone() {
                 let request = &mut self.requests[slot];
-                request.on_seat_mut().in_flight = false;
-                if rank.unseat(slot, request).aborted {
-                    self.requests.remove(slot);
-                } else {
-                    lost.push(request.id);
-                }
+                request.on_seat_mut().in_flight = 0;
+                rank.unseat(slot, request);
+                lost.push(request.id);
             }
+            rank.void_leaving();
             rank.releases.clear();
             rank.blocks.forget();
         }
@@ -195,9 +193,10 @@ impl Scheduler {
         self.groups.get(group.get() as usize).map(|state| state.epoch)
     }
 
-    /// The step of a group that some rank has not answered.
-    pub fn in_flight(&self, group: GroupId) -> Option<StepId> {
-        self.groups.get(group.get() as usize)?.in_flight.as_ref().map(|in_flight| in_flight.step)
+    /// The steps of a group that some rank has not answered, the oldest first.
+    pub fn in_flight(&self, group: GroupId) -> impl Iterator<Item = StepId> {
+        let group = self.groups.get(group.get() as usize);
+        group.into_iter().flat_map(|group| &group.in_flight).map(|in_flight| in_flight.step)
     }
 
     /// Most drafts of a row that a group's newest step could verify, by the load before it; k before the first step.
@@ -267,10 +266,9 @@ impl Scheduler {
     }
 
     fn rank_stats(&self, rank: &Rank) -> RankStats {
-        let live = rank.running.iter().filter(|slot| !self.requests[**slot].on_seat().aborted);
         RankStats {
             dp_rank: rank.dp_rank,
-            running: live.count() as u32,
+            running: rank.running.len() as u32,
             blocks_used: rank.blocks.held(),
             blocks_cached: rank.blocks.cache.idle(),
             blocks_total: rank.blocks.total(),

@@ -6,8 +6,8 @@ use paceline_plan::WorkerLimits;
 
 use crate::queue::Queue;
 use crate::rank::Rank;
-use crate::request::{Place, Request, Requests, Slot};
-use crate::{Config, HeldReason, RequestId};
+use crate::request::{Place, Request, Requests, Seated, Slot};
+use crate::{Config, Drafter, HeldReason, RequestId};
 
 /// A row in the making.
 #[derive(Clone, Copy, Debug)]
@@ -95,12 +95,20 @@ impl Selector<'_> {
         let request = &self.requests[slot];
         // Preempted for a request before it.
         let Some(seated) = request.seated() else { return true };
+        // Rule 16: all that it emits is in flight.
+        if request.left_most() == 0 {
+            return true;
+        }
         let (id, is_decode) = (request.id, !seated.is_prompt());
         let cost = self.least_cost(request);
         if cost > selection.budget_left {
             return false;
         }
         let wanted = if is_decode { 1 } else { cost };
+        // Rule 16: whoever may have ended by then takes no block for a token that may be none.
+        if request.left_least() == 0 && self.fitting(slot, 0) == 0 {
+            return true;
+        }
         let tokens = self.secure(slot, wanted, selection);
         if tokens == 0 {
             selection.held.push((id, HeldReason::Blocks));
@@ -126,12 +134,12 @@ impl Selector<'_> {
     /// Tokens after the computed ones that the held blocks and `more` others hold.
     fn fitting(&self, slot: Slot, more: u32) -> u32 {
         let seated = self.requests[slot].on_seat();
-        (seated.blocks.len() as u32 + more) * self.limits.block_size - seated.computed
+        (seated.blocks.len() as u32 + more) * self.limits.block_size - seated.start_max
     }
 
     fn allocate(&mut self, slot: Slot, tokens: u32) {
         let seated = self.requests[slot].on_seat_mut();
-        let needed = self.limits.blocks_for(seated.computed + tokens);
+        let needed = self.limits.blocks_for(seated.start_max + tokens);
         let lack = needed.saturating_sub(seated.blocks.len() as u32);
         if lack > 0 {
             self.rank.blocks.take(lack, &mut seated.blocks);
@@ -139,8 +147,13 @@ impl Selector<'_> {
     }
 
     /// Sends the request of lowest standing back to the queue, unless `slot` itself is that: its blocks make room for
-    /// at least one token of `slot`, so nobody is evicted for nothing.
+    /// at least one token of `slot`, so nobody is evicted for nothing. They do so a step later when a step in flight runs
+    /// it; while blocks are coming nobody else is evicted (rule 11).
     fn preempt_for(&mut self, slot: Slot, selection: &mut Selection) -> bool {
+        if !self.rank.leaving.is_empty() && self.fitting(slot, self.rank.blocks.free() + self.rank.blocks_coming()) > 0
+        {
+            return false;
+        }
         let standing = self.requests[slot].standing();
         let victims = self.rank.running.iter().copied().filter(|victim| self.requests[*victim].standing() > standing);
         let holding = victims.filter(|victim| !self.requests[*victim].on_seat().blocks.is_empty());
@@ -166,8 +179,9 @@ impl Selector<'_> {
         let longest = self.limits.max_model_len;
         for row in selection.rows.iter_mut().filter(|row| row.is_decode) {
             let request = &self.requests[row.slot];
-            let allowed = self.k.min(longest - request.known() - 1).min(request.left() - 1);
-            let wanted = request.on_seat().proposed.min(allowed);
+            let room = longest.saturating_sub(request.known_max() + 1);
+            let allowed = self.k.min(room).min(request.left_least().saturating_sub(1));
+            let wanted = drafts_expected(self.config.drafter, request.on_seat()).min(allowed);
             let spare = self.rank.blocks.free().saturating_sub(promised);
             row.drafts = wanted.min(self.fitting(row.slot, spare) - 1);
             selection.drafts_trimmed += wanted - row.drafts;
@@ -187,7 +201,7 @@ impl Selector<'_> {
             if !row.is_decode && row.tokens < seated.prompt_left() {
                 continue;
             }
-            let written = seated.computed + row.tokens + row.drafts;
+            let written = seated.start_max + row.tokens + row.drafts;
             let wanted = (written + self.k - 1).min(longest);
             let lack = self.limits.blocks_for(wanted).saturating_sub(seated.blocks.len() as u32);
             let taken = lack.min(self.rank.blocks.free().saturating_sub(promised));
@@ -270,10 +284,21 @@ impl Selector<'_> {
         let Request { chain, place, .. } = request;
         if let Place::Running(seated) = place {
             self.rank.blocks.share(&chain.keys()[..blocks as usize], &mut seated.blocks);
-            seated.computed = tokens;
+            (seated.computed, seated.start_max) = (tokens, tokens);
             seated.published = blocks as usize;
         }
         tokens
+    }
+}
+
+/// Drafts that a worker will have for a request's next row, as far as that is known. A model proposes all that it is
+/// asked for; text in which n-grams were found last is likely to hold more of them. Where fewer come, the row is filled
+/// with placeholders (rule 16).
+fn drafts_expected(drafter: Drafter, seated: &Seated) -> u32 {
+    match drafter {
+        _ if seated.giving == 0 => seated.proposed,
+        Drafter::Model => seated.proposing,
+        Drafter::Ngram | Drafter::None => seated.proposing.min(seated.proposed),
     }
 }
 

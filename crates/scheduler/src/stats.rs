@@ -75,6 +75,20 @@ pub struct DraftCounters {
     pub verified_per_position: Vec<u64>,
 }
 
+impl DraftCounters {
+    /// Counts a row that had `verified` drafts to verify.
+    pub(crate) fn count(&mut self, verified: u32, accepted: u32) {
+        if verified == 0 {
+            return;
+        }
+        self.drafts += 1;
+        self.draft_tokens += u64::from(verified);
+        self.accepted_tokens += u64::from(accepted);
+        self.accepted_per_position[..accepted as usize].iter_mut().for_each(|count| *count += 1);
+        self.verified_per_position[..verified as usize].iter_mut().for_each(|count| *count += 1);
+    }
+}
+
 /// What one rank did since the scheduler was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankCounters {
@@ -204,7 +218,7 @@ impl RankCounters {
 pub struct RankStats {
     /// Which rank.
     pub dp_rank: DpRank,
-    /// Requests on seats, without aborted ones.
+    /// Requests on seats.
     pub running: u32,
     /// KV blocks that running requests hold.
     pub blocks_used: u32,

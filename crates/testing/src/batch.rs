@@ -210,7 +210,7 @@ impl Batch {
             LogitsWanted::None => return Ok(RowOutcome::default()),
             LogitsWanted::Last | LogitsWanted::All => tokens.push(next_token(&tokens, vocab_size)),
             LogitsWanted::Verify => {
-                for draft in state.drafts().iter().take(row.drafts as usize) {
+                for draft in state.drafts_of(row) {
                     let token = next_token(&tokens, vocab_size);
                     tokens.push(token);
                     if token != *draft {

@@ -1,6 +1,6 @@
 //! What a worker knows of the request on a seat, and what a step made of its row.
 
-use crate::{BlockId, SeatGeneration, TokenLogprobs};
+use crate::{BlockId, Row, SeatGeneration, TokenLogprobs};
 
 /// What the model and the sampler made of one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,6 +63,12 @@ impl SeatState {
     /// Drafts proposed in the last step.
     pub fn drafts(&self) -> &[u32] {
         &self.drafts
+    }
+
+    /// The drafts that a decode row verifies: as many as it plans, as far as they were proposed (rule 16). The row's
+    /// other planned drafts are placeholders.
+    pub fn drafts_of(&self, row: &Row) -> &[u32] {
+        &self.drafts[..self.drafts.len().min(row.drafts as usize)]
     }
 
     /// The request's sampling parameters, opaque here.
