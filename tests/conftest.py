@@ -21,6 +21,7 @@ StartWorker = Callable[..., ScriptedWorker]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much of what can be had in any length."""
     parser.addoption("--requests", type=int, default=120, help="requests of each test of random traffic on real models")
+    parser.addoption("--memory-requests", type=int, default=20_000, help="requests of the test that memory stays flat")
 
 
 def pytest_configure() -> None:

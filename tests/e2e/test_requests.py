@@ -36,7 +36,7 @@ PROMPTS = [[(number * 37 + index * 11) % 900 for index in range(1 + number * num
 def until_idle(daemon: Daemon, *, limit_s: float = 10) -> dict[str, float]:
     """Waits until no request lives and no KV block is held; the metrics then."""
     deadline = time.monotonic() + limit_s
-    names = ("paceline_requests_running", "paceline_requests_waiting", "paceline_kv_blocks_used")
+    names = ("paceline_requests_running", "paceline_requests_waiting", "paceline_requests_known", "paceline_kv_blocks_used")
     while True:
         samples = metrics(daemon)
         left = {name: total(samples, name) for name in names}

@@ -171,6 +171,8 @@ pub struct FleetStatus {
     pub ranks: Vec<RankStatus>,
     /// Requests that no rank has started.
     pub waiting: usize,
+    /// Requests that the engine knows anything of: 0 once all have ended and their readers were told.
+    pub known: usize,
     /// Counts since start-up.
     pub counters: FleetCounters,
     /// Where the time of a step goes, over the latest steps.

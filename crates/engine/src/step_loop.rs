@@ -18,7 +18,7 @@ use crate::ledger::ExplainedStep;
 use crate::meter::{Running, StepTimes, micros};
 use crate::peers::Peers;
 use crate::slot::{Abandoned, TokenSink};
-use crate::status::Publisher;
+use crate::status::{FleetStatus, Publisher};
 use crate::supervise::LaunchOrder;
 
 /// Events that are taken before the fleet is asked for plans again.
@@ -331,6 +331,7 @@ impl StepLoop {
     }
 
     fn publish(&self) {
-        self.parts.publisher.publish(convert::status(&self.parts.fleet));
+        let known = self.sinks.len().max(self.names.len()).max(self.answers.len());
+        self.parts.publisher.publish(FleetStatus { known, ..convert::status(&self.parts.fleet) });
     }
 }

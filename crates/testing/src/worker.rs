@@ -73,17 +73,30 @@ pub struct StepRecord {
 }
 
 /// The steps that a worker has executed, shared with whoever watches it.
-#[derive(Clone, Debug, Default)]
-pub struct Records(Arc<Mutex<Vec<StepRecord>>>);
+#[derive(Clone, Debug)]
+pub struct Records(Option<Arc<Mutex<Vec<StepRecord>>>>);
+
+impl Default for Records {
+    fn default() -> Self {
+        Self(Some(Arc::default()))
+    }
+}
 
 impl Records {
+    /// For a worker that nobody watches: it keeps nothing, however long it runs.
+    pub const fn none() -> Self {
+        Self(None)
+    }
+
     /// All steps so far.
     pub fn all(&self) -> Vec<StepRecord> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.as_ref().map(|kept| kept.lock().unwrap_or_else(PoisonError::into_inner).clone()).unwrap_or_default()
     }
 
     fn push(&self, record: StepRecord) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(record);
+        if let Some(kept) = &self.0 {
+            kept.lock().unwrap_or_else(PoisonError::into_inner).push(record);
+        }
     }
 }
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use paceline_engine::{GenerateRequest, ModelLimits, SamplingParams};
 use paceline_sampling::choice_seed;
 use paceline_text::{SpecialTokens, Tokenizer};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::call::{Call, MaxTokens, Stopping};
 use super::generation::Generation;
+use super::place::OpenPlace;
 use super::prompt::{PromptPart, TokenizedPrompt};
 use super::record::CallRecord;
 use super::sampling::sampling_params;
@@ -38,20 +38,12 @@ pub(super) struct Admitted {
     /// What the first prompt reads, where it is text.
     pub(super) prompt_text: String,
     /// Among the open calls.
-    pub(super) place: OwnedSemaphorePermit,
-}
-
-/// A place for one more call, held until it ends.
-fn open_place(app: &App) -> Result<OwnedSemaphorePermit, ApiError> {
-    Arc::clone(&app.open_calls).try_acquire_owned().map_err(|_| {
-        let most = app.options.limits.open_calls;
-        ApiError::new(Kind::QueueFull, format!("{most} calls are open, and no more may be"))
-    })
+    pub(super) place: OpenPlace,
 }
 
 async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<Admitted, ApiError> {
     let limits = known_limits(app)?;
-    let place = open_place(app)?;
+    let place = OpenPlace::take(app)?;
     let vocab_size = vocab_size(&limits, &app.options.tokenizer);
     let sampling = sampling_params(app, &call, vocab_size)?;
     check_counts(&call)?;

@@ -2,9 +2,9 @@
 
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, SelectAll, unfold};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::admission::Admitted;
+use super::place::OpenPlace;
 use super::record::CallRecord;
 use super::sequence::Delta;
 use crate::api_error::ApiError;
@@ -27,7 +27,7 @@ pub(crate) struct Generation {
     /// What the first prompt reads, where it is text.
     prompt_text: String,
     record: CallRecord,
-    _place: OwnedSemaphorePermit,
+    _place: OpenPlace,
 }
 
 impl Generation {

@@ -7,6 +7,7 @@
 mod admission;
 mod call;
 mod generation;
+mod place;
 mod prompt;
 mod record;
 mod sampling;

@@ -3,6 +3,7 @@
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
@@ -34,6 +35,8 @@ pub(crate) struct CallMetrics {
     error: Family<Cause, Counter>,
     /// As `success` and `abort`, under the label that vLLM gives the cause.
     finished: Family<FinishedReason, Counter>,
+    /// Calls that were let in and have not ended.
+    pub(crate) open: Gauge,
     pub(crate) prompt_tokens: Counter,
     pub(crate) generation_tokens: Counter,
     pub(crate) time_to_first_token: Histogram,
@@ -53,6 +56,7 @@ impl CallMetrics {
             reject: Family::default(),
             error: Family::default(),
             finished: Family::default(),
+            open: Gauge::default(),
             prompt_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             time_to_first_token: Histogram::new(LATENCY_BUCKETS_S),
@@ -69,6 +73,7 @@ impl CallMetrics {
         registry.register("request_abort", "Calls given up before their end, by who did", metrics.abort.clone());
         registry.register("request_reject", "Calls refused, by reason", metrics.reject.clone());
         registry.register("request_error", "Calls that failed after they were accepted", metrics.error.clone());
+        registry.register("calls_open", "Calls that were let in and have not ended", metrics.open.clone());
         registry.register(
             "prompt_tokens",
             "Prompt tokens of calls that produced output",

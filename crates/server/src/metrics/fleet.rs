@@ -233,6 +233,7 @@ fn fleet(writer: &mut Writer, status: &FleetStatus) -> fmt::Result {
     let ready = f64::from(u8::from(status.ready));
     writer.gauge("paceline_ready", "1 while every rank is in service", ready)?;
     writer.gauge("paceline_requests_waiting", "Requests that no rank has started", status.waiting as f64)?;
+    writer.gauge("paceline_requests_known", "Requests that the engine knows anything of", status.known as f64)?;
     writer.counter("paceline_steps", "Steps of all groups", counters.steps)?;
     writer.gauge(
         "paceline_balance_ratio",

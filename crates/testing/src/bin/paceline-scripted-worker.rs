@@ -17,7 +17,7 @@ struct Arguments {
 async fn main() -> ExitCode {
     let behaviour = Arguments::parse().behaviour;
     let dp_rank = behaviour.dp_rank;
-    match run(behaviour, Records::default()).await {
+    match run(behaviour, Records::none()).await {
         Ok(Ended::Stopped(reason)) => {
             eprintln!("dp{dp_rank}: stopped: {reason}");
             ExitCode::SUCCESS
