@@ -11,10 +11,13 @@ __all__ = [
     "Pass",
     "PlanRefused",
     "PlanUndecodable",
+    "Pulse",
     "Step",
     "StepOutOfOrder",
+    "StreamLost",
     "UnusableLogits",
     "WorkerCore",
+    "WorkerStream",
     "__version__",
     "decode_reply_for_test",
     "encode_step_for_test",
@@ -43,6 +46,9 @@ class PlanRefused(CoreError):  # noqa: N818
 
 class PlanUndecodable(PlanRefused):
     """Bytes that are no plan; rule is "decode"."""
+
+class StreamLost(CoreError):  # noqa: N818
+    """The daemon cannot be reached, or has closed or broken a stream."""
 
 class InvalidSampling(CoreError):  # noqa: N818
     """Sampling parameters that cannot be used."""
@@ -292,3 +298,40 @@ def sampling_bytes_for_test(
     logprobs: int | None = None,
 ) -> bytes:
     """Sampling parameters as the bytes that a plan carries."""
+
+@final
+class Pulse:
+    """How far the model thread has come; what heartbeats report."""
+
+    step: int
+    """The newest step that was received."""
+    pass_index: int
+    """The pass of the step that was launched last."""
+    phase: str
+    """"idle", "received", "launched", "sampled" or "replied"; another word raises `ValueError`."""
+    collectives: int
+    """Collectives entered so far."""
+
+    def __new__(cls) -> Pulse: ...
+
+@final
+class WorkerStream:
+    """A bidirectional gRPC stream to the daemon, over a connection of its own. Messages are bytes."""
+
+    def __new__(cls, address: str, method: str) -> WorkerStream:
+        """Dial HOST:PORT. Raises `StreamLost` when nobody answers in time, `ValueError`."""
+
+    def send(self, message: bytes) -> None:
+        """Send, from any thread. Dropped when the stream is broken."""
+
+    def beat(self, pulse: Pulse) -> None:
+        """Send a heartbeat of `pulse` now and at every interval, until the stream ends."""
+
+    def receive(self) -> bytes:
+        """Wait for the next message. Raises `StreamLost` with the reason once the stream has ended."""
+
+    def finish_sending(self) -> None:
+        """Close this direction once everything that waits is sent."""
+
+    def close(self) -> None:
+        """Drop the connection, whatever is in flight."""

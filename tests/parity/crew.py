@@ -16,10 +16,10 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
+from paceline._core import Pulse
 from paceline.parallel.placement import Placement
 from paceline.v1.worker_pb2 import StepEnvelope, Welcome, WorkerSettings
 from paceline.worker.lockstep import ProcessGroups
-from paceline.worker.pulse import Pulse
 
 PATIENCE_S = 120
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers.modeling_layers import MtpModel
 
-from paceline._core import PlanRefused
-from paceline.worker.pulse import Pulse
+from paceline._core import PlanRefused, Pulse
 from paceline.worker.runner import Runner
 from parity.checkpoints import greedy_text, make_drafting_checkpoint, random_tokens
 from parity.families import DEEPSEEK

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from paceline import _core
+from paceline._core import Pulse
 from paceline.parallel.placement import Placement
 from paceline.v1.worker_pb2 import RowLadder, Welcome, WorkerSettings
 from paceline.worker.load import LoadedModel, UnusableSettingsError, load
 from paceline.worker.lockstep import ProcessGroups
-from paceline.worker.pulse import Pulse
 from paceline.worker.runner import Runner
 from paceline.worker.warmup import warm_up
 from parity.checkpoints import greedy_text, logits_of, make_checkpoint, random_tokens

@@ -38,6 +38,13 @@ create_exception!(
     "A call for a step that is not the current one, or not in its turn."
 );
 
+create_exception!(
+    paceline._core,
+    StreamLost,
+    CoreError,
+    "The daemon cannot be reached, or has closed or broken a stream."
+);
+
 /// A refusal by `dp_rank` of `step`, as the class of its kind.
 pub(crate) fn plan_error(py: Python<'_>, error: &plan::Error, dp_rank: u32, step: u64) -> PyErr {
     let message = format!("rank {dp_rank} refuses step {step}: {error}");

@@ -10,9 +10,11 @@ mod daemon;
 mod errors;
 mod outcomes;
 mod prompt;
+mod pulse;
 mod sampling;
 mod share;
 mod step;
+mod stream;
 mod testing;
 mod worker;
 
@@ -26,13 +28,19 @@ mod _core {
     #[pymodule_export]
     use crate::daemon::run_daemon;
     #[pymodule_export]
-    use crate::errors::{CoreError, InvalidSampling, PlanRefused, PlanUndecodable, StepOutOfOrder, UnusableLogits};
+    use crate::errors::{
+        CoreError, InvalidSampling, PlanRefused, PlanUndecodable, StepOutOfOrder, StreamLost, UnusableLogits,
+    };
+    #[pymodule_export]
+    use crate::pulse::Pulse;
     #[pymodule_export]
     use crate::sampling::{philox_noise, sample_row};
     #[pymodule_export]
     use crate::share::tp_share;
     #[pymodule_export]
     use crate::step::{Pass, Step};
+    #[pymodule_export]
+    use crate::stream::WorkerStream;
     #[pymodule_export]
     use crate::testing::{decode_reply_for_test, encode_step_for_test, sampling_bytes_for_test};
     #[pymodule_export]

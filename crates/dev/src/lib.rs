@@ -7,7 +7,6 @@ pub mod codegen;
 pub mod dependencies;
 pub mod purity;
 pub mod tidy;
-pub mod wire;
 
 use std::path::{Path, PathBuf};
 

@@ -77,14 +77,9 @@ async fn plans_over_the_limit_are_an_error_not_a_hang() {
 }
 
 #[test]
-fn limits_are_in_order() {
-    const {
-        assert!(wire::REPLY_PIECE_BYTES < wire::MESSAGE_LIMIT_BYTES);
-        assert!(wire::HISTORY_PIECE_BYTES < wire::MESSAGE_LIMIT_BYTES);
-        assert!(wire::HEARTBEAT_INTERVAL_MS * 2 < wire::HEARTBEAT_TIMEOUT_MS);
-        assert!(wire::HEARTBEAT_TIMEOUT_MS < wire::DAEMON_LOSS_EXIT_MS);
-        assert!(wire::PING_TIMEOUT_MS < wire::PING_INTERVAL_MS);
-    }
+fn times_are_in_order() {
+    assert!(wire::HEARTBEAT_INTERVAL * 2 < wire::HEARTBEAT_TIMEOUT);
+    assert!(wire::HEARTBEAT_TIMEOUT < wire::DAEMON_LOSS_EXIT);
 }
 
 #[test]

@@ -1,20 +1,25 @@
 """One bidirectional gRPC stream to the daemon, over a connection of its own.
 
-The worker dials; a stream that breaks is never resumed. Knows nothing of what the messages mean.
+The worker dials; a stream that breaks is never resumed. Knows nothing of what the messages mean. The bytes are carried by
+`paceline._core.WorkerStream`, whose thread never waits for the interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
 
-import grpc
+from paceline._core import Pulse, StreamLost, WorkerStream
 
-from paceline.v1.worker_pb2_grpc import WorkersStub
-from paceline.worker import wire
 
-Sent = TypeVar("Sent")
+class Message(Protocol):
+    """What is sent."""
+
+    def SerializeToString(self) -> bytes:  # noqa: N802
+        """The message as bytes."""
+
+
+Sent = TypeVar("Sent", bound=Message)
 Received = TypeVar("Received")
 
 
@@ -23,41 +28,40 @@ class DaemonLostError(Exception):
 
 
 class Stream(Generic[Sent, Received]):
-    """Messages out through a queue, messages in through an iterator. `send` may be called from any thread."""
+    """Typed messages over a stream of bytes. `send` may be called from any thread."""
 
-    def __init__(self, address: str, open_call: Callable[[WorkersStub, Iterator[Sent]], Iterable[Received]]) -> None:
-        """Dial `address` and open the call that `open_call` makes. Raises `DaemonLostError` when nobody answers in time."""
-        self._channel = grpc.insecure_channel(address, options=wire.channel_options())
+    def __init__(self, address: str, method: str, parse: Callable[[bytes], Received]) -> None:
+        """Dial `address` (HOST:PORT) and open `method` ("Control" or "Steps"); `parse` makes a message of bytes.
+
+        Raises `DaemonLostError` when nobody answers in time.
+        """
+        self._parse = parse
         try:
-            grpc.channel_ready_future(self._channel).result(timeout=wire.DAEMON_LOSS_EXIT_MS / 1000)
-        except grpc.FutureTimeoutError:
-            self._channel.close()
-            raise DaemonLostError(f"no daemon answers at {address}") from None
-        self._outbox: SimpleQueue[Sent | None] = SimpleQueue()
-        self._call = open_call(WorkersStub(self._channel), iter(self._outbox.get, None))
+            self._stream = WorkerStream(address, method)
+        except StreamLost as error:
+            raise DaemonLostError(str(error)) from None
 
     def send(self, message: Sent) -> None:
-        """Queue a message; gRPC's own thread sends it."""
-        self._outbox.put(message)
+        """Queue a message. On a stream that is broken it is dropped: who receives is told the reason."""
+        self._stream.send(message.SerializeToString())
+
+    def beat(self, pulse: Pulse) -> None:
+        """Send what `pulse` says now and at every heartbeat interval, until the stream ends."""
+        self._stream.beat(pulse)
 
     def finish_sending(self) -> None:
         """Close this direction once everything queued is sent."""
-        self._outbox.put(None)
+        self._stream.finish_sending()
 
     def receive(self) -> Iterator[Received]:
         """Messages as they come. Ends by raising `DaemonLostError`, whether the stream was closed or broke."""
-        try:
-            yield from self._call
-        except grpc.RpcError as error:
-            raise DaemonLostError(_reason(error)) from None
-        raise DaemonLostError("the daemon closed the stream")
+        while True:
+            try:
+                message = self._stream.receive()
+            except StreamLost as error:
+                raise DaemonLostError(str(error)) from None
+            yield self._parse(message)
 
     def close(self) -> None:
         """Drop the connection, whatever is in flight."""
-        self._channel.close()
-
-
-def _reason(error: grpc.RpcError) -> str:
-    # What a call raises is both an RpcError and the call itself; the stubs of grpcio do not say so.
-    status: Any = error
-    return f"{status.code().name.lower()}: {status.details()}"
+        self._stream.close()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from paceline._core import PlanRefused
+from paceline._core import PlanRefused, Pulse
 from paceline.attention.contracts import Contract
 from paceline.parallel.collectives import PeerLostError
 from paceline.parallel.placement import Placement
@@ -35,7 +35,6 @@ from paceline.v1.worker_pb2 import (
 from paceline.worker.checks import LaunchRefusedError
 from paceline.worker.load import load
 from paceline.worker.lockstep import ProcessGroups
-from paceline.worker.pulse import Pulse
 from paceline.worker.runner import Runner
 from paceline.worker.warmup import warm_up
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline._core import Pass, Step
+from paceline._core import Pass, Pulse, Step
 from paceline.v1.worker_pb2 import StepEnvelope
 from paceline.worker.checks import Launch, LaunchRefusedError, check_launch
 from paceline.worker.drafter_checks import Drafted, TargetCopy, check_extend, check_single
 from paceline.worker.load import LoadedModel
 from paceline.worker.passes import PassRunner
-from paceline.worker.pulse import Pulse
 
 # What the reply's timings are of, in order.
 _DECODE, _FILL, _FORWARD, _SAMPLE = range(4)

@@ -1,8 +1,9 @@
 """The life of one worker process: join, load, meet its peers, execute plans, end.
 
-Five threads, so that none waits for another's work: the main thread waits for the end and for signals; one receives on
-Control, one on Steps; one sends heartbeats; one runs the model. The model thread takes everything that touches the
-model from one queue, in order. It holds no state that must survive: whatever ends a worker ends the process.
+Four threads, so that none waits for another's work: the main thread waits for the end and for signals; one receives on
+Control, one on Steps; one runs the model. The model thread takes everything that touches the model from one queue, in
+order. Behind them a thread of the extension carries the bytes and sends heartbeats, whoever holds the interpreter. A
+worker holds no state that must survive: whatever ends it ends the process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 import uuid
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from paceline._core import Pulse
 from paceline.errors import EXIT_USAGE, UsageError
 from paceline.v1 import PROTOCOL_HASH
 from paceline.v1.worker_pb2 import (
@@ -28,7 +29,6 @@ from paceline.v1.worker_pb2 import (
     ControlToWorker,
     Failure,
     Form,
-    Heartbeat,
     Hello,
     Join,
     StepEnvelope,
@@ -36,10 +36,8 @@ from paceline.v1.worker_pb2 import (
     StepToWorker,
     Welcome,
 )
-from paceline.worker import wire
 from paceline.worker.connection import DaemonLostError, Stream
 from paceline.worker.identity import checkpoint_digest, tokenizer_digest
-from paceline.worker.pulse import Pulse
 from paceline.worker.threads import pin_this_thread, prepare_environment, thread_count
 
 if TYPE_CHECKING:
@@ -98,9 +96,9 @@ class Session:
         signal.signal(signal.SIGTERM, lambda number, frame: self._end(EXIT_CLEAN, "SIGTERM"))
         try:
             join = self._introduce()
-            self._control = Stream(self._options.daemon_address, lambda stub, sent: stub.Control(sent))
+            self._control = Stream(self._options.daemon_address, "Control", ControlToWorker.FromString)
             self._control.send(ControlFromWorker(join=join))
-            self._steps = Stream(self._options.daemon_address, lambda stub, sent: stub.Steps(sent))
+            self._steps = Stream(self._options.daemon_address, "Steps", StepToWorker.FromString)
         except (UsageError, OSError) as error:
             return self._report(Ending(EXIT_USAGE, str(error)))
         except DaemonLostError as error:
@@ -187,7 +185,7 @@ class Session:
         )
         self._steps.send(StepFromWorker(hello=hello))
         self._start("steps", self._receive_steps)
-        self._start("heartbeat", self._beat)
+        self._control.beat(self._pulse)
         self._work.put(welcome)
 
     def _receive_steps(self) -> None:
@@ -198,14 +196,6 @@ class Session:
             # A daemon that stops closes both streams; the reason is on the other one, and may come a moment later.
             self._control_ended.wait(_LAST_WORDS_S)
             self._end(EXIT_FAILED, f"lost the daemon: {error}")
-
-    def _beat(self) -> None:
-        interval_s = wire.HEARTBEAT_INTERVAL_MS / 1000
-        while True:
-            pulse = self._pulse
-            heartbeat = Heartbeat(step=pulse.step, pass_index=pulse.pass_index, phase=pulse.phase, collectives=pulse.collectives)
-            self.send_control(ControlFromWorker(heartbeat=heartbeat))
-            time.sleep(interval_s)
 
     def _run_model(self) -> None:
         """Body of the model thread."""

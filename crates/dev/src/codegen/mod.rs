@@ -1,4 +1,4 @@
-//! Code generated from `proto/`: Rust, the descriptor set, Python and its stubs, and the wire settings for Python.
+//! Code generated from `proto/`: Rust, the descriptor set, Python and its stubs.
 //!
 //! The schema is compiled by protox, so neither `protoc` nor Python is needed to build or to check. Python code is
 //! written by grpcio-tools from protox's descriptors; each file carries the hash of its schema and of its own text, so
