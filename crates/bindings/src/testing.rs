@@ -170,7 +170,7 @@ pub(crate) fn decode_reply_for_test<'py>(py: Python<'py>, body: &[u8]) -> PyResu
         fields.set_item("generation", row.generation.get())?;
         fields.set_item("known", row.known)?;
         fields.set_item("accepted", row.accepted)?;
-        fields.set_item("emitted", &row.emitted)?;
+        fields.set_item("emitted", row.emitted.to_vec())?;
         fields.set_item("proposed", row.proposed)?;
         fields.set_item("logprobs", logprobs)?;
         Ok(fields)

@@ -3,7 +3,7 @@
 use paceline_fleet::{Declined, FailureKind as FleetFailure, Fleet, RankState as FleetRankState};
 use paceline_plan::{DpRank, TokenLogprobs as PlanLogprobs};
 use paceline_sampling::TokenLogprobs;
-use paceline_scheduler::{EmittedToken, Finish, Refusal, RequestId, RequestSpec, Stats};
+use paceline_scheduler::{Finish, Refusal, RequestId, RequestSpec, Stats};
 
 use crate::handle::{FailureKind, FinishReason, GenerateRequest, SubmitError, TokenOutput};
 use crate::status::{FleetCounters, FleetStatus, ModelLimits, RankCounters, RankState, RankStatus, WorkerStatus};
@@ -61,9 +61,10 @@ pub(crate) const fn finish(finish: Finish) -> FinishReason {
     }
 }
 
-pub(crate) fn outputs(tokens: Vec<EmittedToken>) -> Vec<TokenOutput> {
-    let output = |token: EmittedToken| TokenOutput { token_id: token.token, logprobs: token.logprobs.map(logprobs) };
-    tokens.into_iter().map(output).collect()
+pub(crate) fn outputs(tokens: &[u32], entries: Vec<PlanLogprobs>) -> Vec<TokenOutput> {
+    let wanted = entries.into_iter().map(|entry| (!entry.token_ids.is_empty()).then(|| logprobs(entry)));
+    let wanted = wanted.chain(std::iter::repeat_with(|| None));
+    tokens.iter().zip(wanted).map(|(token_id, logprobs)| TokenOutput { token_id: *token_id, logprobs }).collect()
 }
 
 /// The first entry is the token's own, the rest are the most likely ones.

@@ -242,14 +242,14 @@ impl StepLoop {
                     let _ = sender.send(answer.map_err(convert::declined));
                 }
             }
-            Action::Tokens { request, tokens, finish: None } => {
+            Action::Tokens { request, tokens, logprobs, finish: None } => {
                 if let Some(sink) = self.sinks.get(&request) {
-                    sink.tokens(convert::outputs(tokens));
+                    sink.tokens(convert::outputs(&tokens, logprobs));
                 }
             }
-            Action::Tokens { request, tokens, finish: Some(finish) } => {
+            Action::Tokens { request, tokens, logprobs, finish: Some(finish) } => {
                 if let Some(sink) = self.forget(request) {
-                    sink.finish(convert::outputs(tokens), convert::finish(finish));
+                    sink.finish(convert::outputs(&tokens, logprobs), convert::finish(finish));
                 }
             }
             Action::PromptLogprobs { request, logprobs } => {

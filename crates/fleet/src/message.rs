@@ -1,7 +1,7 @@
 //! Everything that goes into a fleet and everything that comes out.
 
-use paceline_plan::{DpRank, Epoch, Error as PlanError, GroupId, StepId, StepReply, TokenLogprobs};
-use paceline_scheduler::{EmittedToken, Finish, Refusal, RequestId, RequestSpec};
+use paceline_plan::{DpRank, Epoch, Error as PlanError, GroupId, StepId, StepReply, TokenLogprobs, Words};
+use paceline_scheduler::{Finish, Refusal, RequestId, RequestSpec};
 
 use crate::place::Place;
 
@@ -263,7 +263,9 @@ pub enum Action {
         /// Which.
         request: RequestId,
         /// In order.
-        tokens: Vec<EmittedToken>,
+        tokens: Words,
+        /// None, or one entry per token, an empty one where it is not wanted.
+        logprobs: Vec<TokenLogprobs>,
         /// Why there are no more.
         finish: Option<Finish>,
     },

@@ -14,6 +14,7 @@ pub mod counts;
 mod error;
 pub mod ids;
 pub mod limits;
+mod pack;
 pub mod padding;
 pub mod pass;
 pub mod rank;

@@ -1,9 +1,10 @@
 //! One forward of one network over all ranks of a group: its kind, its mode, its padded size, and what each rank
 //! brings to it. Written once per group, so ranks cannot disagree on it.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::error::{check_at_most, check_equal};
+use crate::pack;
 use crate::{DummyRows, Error, QueryLen, Rows, RowsPadded, Tokens, TokensPadded, Words};
 
 /// Which network a pass runs.
@@ -196,6 +197,11 @@ impl Pass {
         Ok(Self { kind, shape, loads })
     }
 
+    /// What each rank brings, so that its memory can be used again.
+    pub fn into_loads(self) -> Vec<RankLoad> {
+        self.loads
+    }
+
     /// Which forward of the step this is.
     pub const fn kind(&self) -> PassKind {
         self.kind
@@ -280,7 +286,7 @@ fn check_load(kind: PassKind, shape: Shape, load: RankLoad) -> Result<(), Error>
 }
 
 /// A pass as it travels: numbers side by side, so that a false one can be told from a missing one.
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 pub(crate) struct PassWire {
     kind: u32,
     mode: u32,
@@ -294,22 +300,18 @@ pub(crate) struct PassWire {
 
 const MODE_CODES: [Mode; 3] = [Mode::Full, Mode::Piecewise, Mode::Eager];
 
-impl From<&Pass> for PassWire {
-    fn from(pass: &Pass) -> Self {
-        Self {
-            kind: pass.kind.code(),
-            mode: match pass.mode() {
-                Mode::Full => 0,
-                Mode::Piecewise => 1,
-                Mode::Eager => 2,
-            },
-            query_len: pass.query_len().map_or(0, QueryLen::get),
-            rows_padded: pass.rows_padded().get(),
-            tokens_padded: pass.tokens_padded().get(),
-            rows: pass.loads.iter().map(|load| load.rows_run()).collect(),
-            tokens: pass.loads.iter().map(|load| load.tokens_run()).collect(),
-            dummy: pass.loads.iter().map(|load| u32::from(load.is_dummy())).collect(),
-        }
+impl Pass {
+    /// Adds the bytes of a [`PassWire`].
+    pub(crate) fn append_to(&self, bytes: &mut Vec<u8>) {
+        pack::list(bytes, 8);
+        pack::number(bytes, self.kind.code());
+        pack::number(bytes, self.mode() as u32);
+        pack::number(bytes, self.query_len().map_or(0, QueryLen::get));
+        pack::number(bytes, self.rows_padded().get());
+        pack::number(bytes, self.tokens_padded().get());
+        pack::column(bytes, &self.loads, |load| load.rows_run());
+        pack::column(bytes, &self.loads, |load| load.tokens_run());
+        pack::column(bytes, &self.loads, |load| u32::from(load.is_dummy()));
     }
 }
 

@@ -1,9 +1,10 @@
 //! One rank's part of a step: deltas on the worker's seats, then rows.
 
-use serde::{Deserialize, Serialize};
+mod wire;
 
-use crate::codec::Coded;
-use crate::error::{check_at_most, check_equal};
+use serde::Deserialize;
+
+use crate::error::check_at_most;
 use crate::words::blob;
 use crate::{BlockId, DpRank, Error, KvGroup, QueryLen, Rows, Seat, SeatGeneration, Tokens, Words};
 
@@ -48,7 +49,7 @@ impl Mask {
 }
 
 /// A request takes a seat.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Admission {
     /// Where it sits.
     pub seat: Seat,
@@ -61,14 +62,14 @@ pub struct Admission {
     /// Adapter to run with; 0 is the bare model.
     pub adapter: u32,
     /// Sampling parameters, opaque here.
-    #[serde(with = "blob")]
+    #[serde(deserialize_with = "blob::deserialize")]
     pub sampling: Vec<u8>,
     /// Whether the worker must know every token (penalties, n-gram drafts), a prefix hit's included.
     pub history: bool,
 }
 
 /// Tokens that a worker learns for a seat: the next chunk of its prompt, or of what it emitted before a preemption.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Feed {
     /// Whose.
     pub seat: Seat,
@@ -79,7 +80,7 @@ pub struct Feed {
 }
 
 /// Blocks added at the end of a seat's table.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct BlockAppend {
     /// Whose.
     pub seat: Seat,
@@ -90,7 +91,7 @@ pub struct BlockAppend {
 }
 
 /// A request leaves its seat. Applied before this step's admissions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Release {
     /// The seat.
     pub seat: Seat,
@@ -161,6 +162,31 @@ pub struct RankDraft {
     pub decode_rows: u32,
 }
 
+impl RankDraft {
+    /// Empties it for another step of any rank; its memory stays.
+    pub fn clear(&mut self) {
+        let Self {
+            dp_rank,
+            releases,
+            admissions,
+            feeds,
+            block_appends,
+            block_copies,
+            block_zeroings,
+            rows,
+            decode_rows,
+        } = self;
+        (*dp_rank, *decode_rows) = (DpRank::default(), 0);
+        releases.clear();
+        admissions.clear();
+        feeds.clear();
+        block_appends.clear();
+        block_copies.clear();
+        block_zeroings.clear();
+        rows.clear();
+    }
+}
+
 /// One rank's part of a step. Without rows it is a dummy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankPart {
@@ -190,6 +216,11 @@ impl RankPart {
         }
         check_seats(&draft.rows)?;
         Ok(Self { draft })
+    }
+
+    /// What it was made of, so that its memory can be used again.
+    pub fn into_draft(self) -> RankDraft {
+        self.draft
     }
 
     /// Whose part this is.
@@ -266,148 +297,5 @@ fn check_seats(rows: &[Row]) -> Result<(), Error> {
     match seats.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => Err(Error::rule(11, "seat with two rows", -1, pair[0])),
         None => Ok(()),
-    }
-}
-
-/// A rank's part as it travels: columns.
-#[derive(Serialize, Deserialize)]
-pub struct RankWire {
-    dp_rank: DpRank,
-    releases: Vec<Release>,
-    admissions: Vec<Admission>,
-    feeds: Vec<Feed>,
-    block_appends: Vec<BlockAppend>,
-    copy_sources: Words,
-    copy_destinations: Words,
-    block_zeroings: Words,
-    decode_rows: u32,
-    row_seats: Words,
-    row_generations: Words,
-    row_starts: Words,
-    row_query_lens: Words,
-    row_drafts: Words,
-    row_blocks: Words,
-    row_logits: Words,
-    row_masks: Words,
-    /// Masks of `Mask::Inline` rows, packed; empty until structured output.
-    #[serde(with = "blob")]
-    masks: Vec<u8>,
-    /// Tokens sent ahead for rows that need their history; empty until prefix hits.
-    history: Vec<Feed>,
-    /// KV blocks to fetch from, and to hand to, another fleet; empty until prefill and decode are split.
-    kv_imports: Vec<BlockAppend>,
-    kv_exports: Vec<BlockAppend>,
-    /// Pipeline stage.
-    stage: u32,
-}
-
-/// One value of every row. A copy of it for every column: calls through a pointer cost more than the values.
-fn column(rows: &[Row], value: impl Fn(&Row) -> u32) -> Words {
-    rows.iter().map(value).collect()
-}
-
-impl From<&RankPart> for RankWire {
-    fn from(part: &RankPart) -> Self {
-        let draft = &part.draft;
-        let rows = &draft.rows;
-        Self {
-            dp_rank: draft.dp_rank,
-            decode_rows: draft.decode_rows,
-            row_seats: column(rows, |row| row.seat.get()),
-            row_generations: column(rows, |row| row.generation.get()),
-            row_starts: column(rows, |row| row.start_max),
-            row_query_lens: column(rows, |row| row.query_len.get()),
-            row_drafts: column(rows, |row| row.drafts),
-            row_blocks: column(rows, |row| row.blocks),
-            row_logits: column(rows, |row| row.logits.code()),
-            row_masks: column(rows, |row| row.mask.code()),
-            copy_sources: draft.block_copies.iter().map(|(source, _)| source.get()).collect(),
-            copy_destinations: draft.block_copies.iter().map(|(_, destination)| destination.get()).collect(),
-            block_zeroings: draft.block_zeroings.iter().map(|block| block.get()).collect(),
-            releases: draft.releases.clone(),
-            admissions: draft.admissions.clone(),
-            feeds: draft.feeds.clone(),
-            block_appends: draft.block_appends.clone(),
-            masks: Vec::new(),
-            history: Vec::new(),
-            kv_imports: Vec::new(),
-            kv_exports: Vec::new(),
-            stage: 0,
-        }
-    }
-}
-
-impl RankWire {
-    fn row(&self, index: usize) -> Result<Row, Error> {
-        let logits = self.row_logits[index];
-        let mask = self.row_masks[index];
-        Ok(Row {
-            seat: Seat::new(self.row_seats[index]),
-            generation: SeatGeneration::new(self.row_generations[index]),
-            start_max: self.row_starts[index],
-            query_len: QueryLen::new(self.row_query_lens[index])?,
-            drafts: self.row_drafts[index],
-            blocks: self.row_blocks[index],
-            logits: *LogitsWanted::CODES.get(logits as usize).ok_or_else(|| Error::rule(20, "logits", 3, logits))?,
-            mask: *Mask::CODES.get(mask as usize).ok_or_else(|| Error::rule(19, "mask", 2, mask))?,
-        })
-    }
-}
-
-impl TryFrom<RankWire> for RankPart {
-    type Error = Error;
-
-    fn try_from(wire: RankWire) -> Result<Self, Error> {
-        let count = wire.row_seats.len();
-        let columns = [
-            &wire.row_generations,
-            &wire.row_starts,
-            &wire.row_query_lens,
-            &wire.row_drafts,
-            &wire.row_blocks,
-            &wire.row_logits,
-            &wire.row_masks,
-        ];
-        for column in columns {
-            check_equal(2, "length of a row column", count as i64, column.len() as i64)?;
-        }
-        check_equal(2, "copy destinations", wire.copy_sources.len() as i64, wire.copy_destinations.len() as i64)?;
-        for (field, got) in [
-            ("masks", wire.masks.len()),
-            ("history", wire.history.len()),
-            ("kv_imports", wire.kv_imports.len()),
-            ("kv_exports", wire.kv_exports.len()),
-            ("stage", wire.stage as usize),
-        ] {
-            check_equal(13, field, 0, got as i64)?;
-        }
-        let mut rows = Vec::with_capacity(count);
-        for index in 0..count {
-            rows.push(wire.row(index)?);
-        }
-        let copies = wire.copy_sources.iter().zip(wire.copy_destinations.iter());
-        Self::new(RankDraft {
-            dp_rank: wire.dp_rank,
-            releases: wire.releases,
-            admissions: wire.admissions,
-            feeds: wire.feeds,
-            block_appends: wire.block_appends,
-            block_copies: copies.map(|(source, to)| (BlockId::new(*source), BlockId::new(*to))).collect(),
-            block_zeroings: wire.block_zeroings.iter().map(|block| BlockId::new(*block)).collect(),
-            rows,
-            decode_rows: wire.decode_rows,
-        })
-    }
-}
-
-impl Coded for RankPart {
-    type Wire = RankWire;
-
-    fn to_wire(&self) -> RankWire {
-        RankWire::from(self)
-    }
-
-    fn from_wire(wire: RankWire) -> Result<Self, Error> {
-        Self::try_from(wire)
     }
 }

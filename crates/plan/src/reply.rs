@@ -1,10 +1,11 @@
 //! What a worker answers to a step.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use crate::codec::Coded;
+use crate::codec::{Coded, OFFSET_BASIS, digest_more};
 use crate::error::check_equal;
-use crate::{DpRank, Error, Seat, SeatGeneration, Words, digest};
+use crate::pack;
+use crate::{DpRank, Error, Seat, SeatGeneration, Words};
 
 /// Log-probabilities of one emitted token: its own first, then the most likely ones. Floats travel as their bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub struct RowReply {
     /// Drafts that the target agreed with.
     pub accepted: u32,
     /// Tokens produced, at most `accepted + 1`; none for a chunk that does not end what is known.
-    pub emitted: Vec<u32>,
+    pub emitted: Words,
     /// Drafts proposed for the next step.
     pub proposed: u32,
     /// First an entry for each prompt token that the row reports, in order: the last of the row's own tokens that belong
@@ -54,20 +55,16 @@ impl StepReply {
     /// FNV-1a 64 of what must be equal on all tp workers of a rank: of each row the seat, the generation, the accepted
     /// count, how many tokens were emitted and which, and how many drafts were proposed, as little-endian u32.
     pub fn tokens_digest(&self) -> u64 {
-        let mut words = Words::default();
-        for row in &self.rows {
+        let more = |hash, word: &u32| digest_more(hash, &word.to_le_bytes());
+        self.rows.iter().fold(OFFSET_BASIS, |hash, row| {
             let counts = [row.seat.get(), row.generation.get(), row.accepted, row.emitted.len() as u32];
-            words.0.extend_from_slice(&counts);
-            words.0.extend_from_slice(&row.emitted);
-            words.push(row.proposed);
-        }
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        digest(&bytes)
+            counts.iter().chain(&row.emitted[..]).chain(&[row.proposed]).fold(hash, more)
+        })
     }
 }
 
 /// A reply as it travels: columns.
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 pub struct ReplyWire {
     dp_rank: DpRank,
     seats: Words,
@@ -86,43 +83,6 @@ pub struct ReplyWire {
     passes: u32,
     collectives: u32,
     timings_us: Words,
-}
-
-/// One value of every row. A copy of it for every column: calls through a pointer cost more than the values.
-fn column(rows: &[RowReply], value: impl Fn(&RowReply) -> u32) -> Words {
-    rows.iter().map(value).collect()
-}
-
-impl From<&StepReply> for ReplyWire {
-    fn from(reply: &StepReply) -> Self {
-        let rows = &reply.rows;
-        let mut wire = Self {
-            dp_rank: reply.dp_rank,
-            seats: column(rows, |row| row.seat.get()),
-            generations: column(rows, |row| row.generation.get()),
-            known: column(rows, |row| row.known),
-            accepted: column(rows, |row| row.accepted),
-            emitted_counts: column(rows, |row| row.emitted.len() as u32),
-            emitted: reply.rows.iter().flat_map(|row| row.emitted.iter().copied()).collect(),
-            proposed: column(rows, |row| row.proposed),
-            logprob_rows: Words::default(),
-            logprob_counts: Words::default(),
-            logprob_token_ids: Words::default(),
-            logprob_bits: Words::default(),
-            passes: reply.passes,
-            collectives: reply.collectives,
-            timings_us: reply.timings_us.to_vec().into(),
-        };
-        if reply.rows.iter().any(|row| !row.logprobs.is_empty()) {
-            wire.logprob_rows = column(rows, |row| row.logprobs.len() as u32);
-            for entry in reply.rows.iter().flat_map(|row| &row.logprobs) {
-                wire.logprob_counts.push(entry.token_ids.len() as u32);
-                wire.logprob_token_ids.0.extend_from_slice(&entry.token_ids);
-                wire.logprob_bits.0.extend_from_slice(&entry.logprob_bits);
-            }
-        }
-        wire
-    }
 }
 
 /// Hands out slices of a column, with an error instead of a panic past its end.
@@ -179,7 +139,7 @@ impl TryFrom<ReplyWire> for StepReply {
                 generation: SeatGeneration::new(wire.generations[index]),
                 known: wire.known[index],
                 accepted: wire.accepted[index],
-                emitted: emitted.take(emitted_count)?.to_vec(),
+                emitted: emitted.take(emitted_count)?.into(),
                 proposed: wire.proposed[index],
                 logprobs,
             });
@@ -194,8 +154,30 @@ impl TryFrom<ReplyWire> for StepReply {
 impl Coded for StepReply {
     type Wire = ReplyWire;
 
-    fn to_wire(&self) -> ReplyWire {
-        ReplyWire::from(self)
+    fn append_to(&self, bytes: &mut Vec<u8>) {
+        let rows = &self.rows;
+        pack::list(bytes, 15);
+        pack::number(bytes, self.dp_rank.get());
+        pack::column(bytes, rows, |row| row.seat.get());
+        pack::column(bytes, rows, |row| row.generation.get());
+        pack::column(bytes, rows, |row| row.known);
+        pack::column(bytes, rows, |row| row.accepted);
+        pack::column(bytes, rows, |row| row.emitted.len() as u32);
+        pack::flat(bytes, rows.iter().map(|row| &row.emitted[..]));
+        pack::column(bytes, rows, |row| row.proposed);
+        if rows.iter().any(|row| !row.logprobs.is_empty()) {
+            let entries = rows.iter().flat_map(|row| &row.logprobs);
+            let counts: Vec<u32> = entries.clone().map(|entry| entry.token_ids.len() as u32).collect();
+            pack::column(bytes, rows, |row| row.logprobs.len() as u32);
+            pack::words(bytes, &counts);
+            pack::flat(bytes, entries.clone().map(|entry| &entry.token_ids[..]));
+            pack::flat(bytes, entries.map(|entry| &entry.logprob_bits[..]));
+        } else {
+            (0..4).for_each(|_| pack::words(bytes, &[]));
+        }
+        pack::number(bytes, self.passes);
+        pack::number(bytes, self.collectives);
+        pack::words(bytes, &self.timings_us);
     }
 
     fn from_wire(wire: ReplyWire) -> Result<Self, Error> {

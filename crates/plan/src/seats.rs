@@ -362,7 +362,7 @@ impl SeatTable {
                 generation: row.generation,
                 known,
                 accepted: outcome.accepted,
-                emitted: outcome.emitted,
+                emitted: outcome.emitted.into(),
                 proposed: outcome.proposed.len() as u32,
                 logprobs: outcome.logprobs,
             });

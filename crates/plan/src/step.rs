@@ -1,10 +1,11 @@
 //! A whole step: the group part, written once and sent to every rank as the same bytes, and one part per rank.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::checks::check_rank;
 use crate::codec::Coded;
 use crate::error::{check_at_least, check_at_most, check_equal};
+use crate::pack;
 use crate::pass::PassWire;
 use crate::{
     DpRank, Epoch, Error, GroupId, Mode, Pass, PassKind, QueryLen, RankLoad, RankPart, Shape, StepId, Words,
@@ -65,6 +66,11 @@ impl GroupPart {
         Ok(Self { draft })
     }
 
+    /// What it was made of, so that its memory can be used again.
+    pub fn into_draft(self) -> GroupDraft {
+        self.draft
+    }
+
     /// The lockstep group.
     pub const fn group(&self) -> GroupId {
         self.draft.group
@@ -117,7 +123,7 @@ impl GroupPart {
 }
 
 /// A group part as it travels.
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 pub struct GroupWire {
     group: GroupId,
     epoch: Epoch,
@@ -132,18 +138,18 @@ pub struct GroupWire {
 impl Coded for GroupPart {
     type Wire = GroupWire;
 
-    fn to_wire(&self) -> GroupWire {
+    fn append_to(&self, bytes: &mut Vec<u8>) {
         let draft = &self.draft;
-        GroupWire {
-            group: draft.group,
-            epoch: draft.epoch,
-            step: draft.step,
-            depth: draft.depth,
-            k_verify: draft.k_verify,
-            k_draft: draft.k_draft,
-            dp_ranks: draft.dp_ranks.iter().map(|dp_rank| dp_rank.get()).collect(),
-            passes: draft.passes.iter().map(PassWire::from).collect(),
-        }
+        pack::list(bytes, 8);
+        pack::number(bytes, draft.group.get());
+        pack::number(bytes, draft.epoch.get());
+        pack::number(bytes, draft.step.get());
+        pack::number(bytes, draft.depth);
+        pack::number(bytes, draft.k_verify);
+        pack::number(bytes, draft.k_draft);
+        pack::column(bytes, &draft.dp_ranks, |dp_rank| dp_rank.get());
+        pack::list(bytes, draft.passes.len());
+        draft.passes.iter().for_each(|pass| pass.append_to(bytes));
     }
 
     fn from_wire(wire: GroupWire) -> Result<Self, Error> {
@@ -233,6 +239,11 @@ impl StepPlan {
             check_rank(&group, index, part, limits)?;
         }
         Ok(Self { group, ranks })
+    }
+
+    /// What it was made of, so that its memory can be used again.
+    pub fn into_parts(self) -> (GroupPart, Vec<RankPart>) {
+        (self.group, self.ranks)
     }
 
     /// The decisions that hold for all ranks.

@@ -1,56 +1,138 @@
 //! Integer arrays as they travel: msgpack `bin` of little-endian u32.
 
 use serde::de::{Error as _, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer};
 
-/// An array of u32 that encodes as one msgpack `bin`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Words(pub Vec<u32>);
+/// Words that need no memory of their own: a step's tokens of a row, or its new blocks, in all usual cases.
+const IN_PLACE: usize = 7;
+
+/// An array of u32 that encodes as one msgpack `bin`. A short one is kept in place.
+#[derive(Clone)]
+pub struct Words(Store);
+
+#[derive(Clone)]
+enum Store {
+    InPlace { len: u8, words: [u32; IN_PLACE] },
+    Apart(Vec<u32>),
+}
 
 impl Words {
-    /// How many words.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
+    /// No word.
+    pub const EMPTY: Self = Self(Store::InPlace { len: 0, words: [0; IN_PLACE] });
 
-    /// True when there is no word.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// One word.
+    #[inline]
+    pub const fn one(word: u32) -> Self {
+        Self(Store::InPlace { len: 1, words: [word, 0, 0, 0, 0, 0, 0] })
     }
 
     /// Adds one word.
+    #[inline]
     pub fn push(&mut self, word: u32) {
-        self.0.push(word);
+        match &mut self.0 {
+            Store::InPlace { len, words } if (*len as usize) < IN_PLACE => {
+                words[*len as usize] = word;
+                *len += 1;
+            }
+            Store::InPlace { .. } => {
+                let mut words = Vec::with_capacity(4 * IN_PLACE);
+                words.extend_from_slice(self);
+                words.push(word);
+                self.0 = Store::Apart(words);
+            }
+            Store::Apart(words) => words.push(word),
+        }
+    }
+
+    /// Adds these words.
+    pub fn extend_from_slice(&mut self, more: &[u32]) {
+        if let Store::Apart(words) = &mut self.0 {
+            words.extend_from_slice(more);
+        } else if self.len() + more.len() <= IN_PLACE {
+            more.iter().for_each(|word| self.push(*word));
+        } else {
+            self.0 = Store::Apart([&self[..], more].concat());
+        }
+    }
+
+    /// Keeps the first `most` words.
+    pub fn truncate(&mut self, most: usize) {
+        match &mut self.0 {
+            Store::InPlace { len, .. } => *len = (*len).min(u8::try_from(most).unwrap_or(u8::MAX)),
+            Store::Apart(words) => words.truncate(most),
+        }
     }
 }
 
 impl std::ops::Deref for Words {
     type Target = [u32];
 
+    #[inline]
     fn deref(&self) -> &[u32] {
-        &self.0
+        match &self.0 {
+            Store::InPlace { len, words } => &words[..*len as usize],
+            Store::Apart(words) => words,
+        }
+    }
+}
+
+impl std::ops::DerefMut for Words {
+    fn deref_mut(&mut self) -> &mut [u32] {
+        match &mut self.0 {
+            Store::InPlace { len, words } => &mut words[..*len as usize],
+            Store::Apart(words) => words,
+        }
+    }
+}
+
+impl Default for Words {
+    fn default() -> Self {
+        Self::EMPTY
+    }
+}
+
+impl std::fmt::Debug for Words {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        (**self).fmt(formatter)
+    }
+}
+
+impl PartialEq for Words {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Words {}
+
+impl From<&[u32]> for Words {
+    #[inline]
+    fn from(slice: &[u32]) -> Self {
+        if slice.len() > IN_PLACE {
+            return Self(Store::Apart(slice.to_vec()));
+        }
+        let mut words = [0; IN_PLACE];
+        words[..slice.len()].copy_from_slice(slice);
+        Self(Store::InPlace { len: slice.len() as u8, words })
     }
 }
 
 impl From<Vec<u32>> for Words {
     fn from(words: Vec<u32>) -> Self {
-        Self(words)
+        if words.len() <= IN_PLACE { Self::from(&words[..]) } else { Self(Store::Apart(words)) }
     }
 }
 
 impl FromIterator<u32> for Words {
     fn from_iter<I: IntoIterator<Item = u32>>(words: I) -> Self {
-        Self(words.into_iter().collect())
-    }
-}
-
-impl Serialize for Words {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut bytes = vec![0; self.0.len() * 4];
-        for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&self.0) {
-            *to = word.to_le_bytes();
+        let words = words.into_iter();
+        if words.size_hint().0 > IN_PLACE {
+            return Self(Store::Apart(words.collect()));
         }
-        serializer.serialize_bytes(&bytes)
+        words.fold(Self::EMPTY, |mut all, word| {
+            all.push(word);
+            all
+        })
     }
 }
 
@@ -84,7 +166,7 @@ impl<'de> Deserialize<'de> for Words {
 
 /// Opaque bytes that encode as one msgpack `bin`.
 pub(crate) mod blob {
-    use serde::{Deserializer, Serializer};
+    use serde::Deserializer;
 
     struct BlobVisitor;
 
@@ -104,11 +186,32 @@ pub(crate) mod blob {
         }
     }
 
-    pub(crate) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(bytes)
-    }
-
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         deserializer.deserialize_byte_buf(BlobVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_and_long_ones_are_alike() {
+        for len in 0..20 {
+            let all: Vec<u32> = (1..=len).collect();
+            let mut pushed = Words::default();
+            all.iter().for_each(|word| pushed.push(*word));
+            let mut extended = Words::from(&all[..all.len() / 2]);
+            extended.extend_from_slice(&all[all.len() / 2..]);
+            let collected: Words = all.iter().copied().filter(|_| true).collect();
+            for words in [&pushed, &extended, &collected, &Words::from(all.clone()), &Words::from(&all[..])] {
+                assert_eq!(words[..], all[..]);
+                assert_eq!(*words, pushed);
+            }
+            extended.truncate(5);
+            assert_eq!(extended[..], all[..all.len().min(5)]);
+        }
+        assert_eq!(Words::one(3)[..], [3]);
+        assert_eq!(size_of::<Words>(), 32, "as large as a vector and a word");
     }
 }

@@ -26,7 +26,7 @@ fn replies(plan: &StepPlan) -> Vec<StepReply> {
                 row.start_max + row.query_len.get()
             },
             accepted: 0,
-            emitted: vec![7; usize::from(row.logits != LogitsWanted::None)],
+            emitted: std::iter::repeat_n(7, usize::from(row.logits != LogitsWanted::None)).collect(),
             proposed: if row.logits == LogitsWanted::None { 0 } else { k_draft },
             logprobs: Vec::new(),
         });

@@ -1,9 +1,8 @@
 //! The KV blocks of a rank: who holds them, which are free, and which to hand out next.
 
-use std::collections::BTreeMap;
-
 use crate::cache::PrefixCache;
 use crate::keys::BlockKey;
+use crate::runs::FreeRuns;
 
 /// Every block is free, held by one or more requests, or rests: it is in the prefix cache and nobody holds it. Free
 /// blocks are kept as runs of neighbours, so that a request's blocks can be neighbours too.
@@ -11,8 +10,7 @@ use crate::keys::BlockKey;
 pub(crate) struct BlockPool {
     total: u32,
     free: u32,
-    /// First block of each run of free blocks to its length; runs never touch.
-    runs: BTreeMap<u32, u32>,
+    runs: FreeRuns,
     /// By block: requests that hold it.
     holders: Vec<u32>,
     /// Blocks that somebody holds.
@@ -22,15 +20,12 @@ pub(crate) struct BlockPool {
     pub(crate) cache: PrefixCache,
 }
 
-/// Runs that are looked at for one that is long enough, so that a scattered pool costs no more than a bound.
-const RUNS_LOOKED_AT: usize = 32;
-
 impl BlockPool {
     /// Blocks 1 to `total`, all free. Block 0 is the null block and never handed out.
     pub(crate) fn new(total: u32, prefix_cache: bool) -> Self {
         let holders = vec![0; total as usize + 1];
         let cache = PrefixCache::new(prefix_cache, total);
-        Self { total, free: total, runs: BTreeMap::from([(1, total)]), holders, live: 0, references: 0, cache }
+        Self { total, free: total, runs: FreeRuns::new(total), holders, live: 0, references: 0, cache }
     }
 
     pub(crate) const fn total(&self) -> u32 {
@@ -52,8 +47,8 @@ impl BlockPool {
         self.references
     }
 
-    /// Adds `count` free blocks at the end of `table`: the neighbours of its last block when they are free, else the
-    /// first run that is long enough, else what is found first. Blocks rest until no free one is left.
+    /// Adds `count` free blocks at the end of `table`: the neighbours of its last block when they are free, else a run that
+    /// is long enough, else several. Blocks rest until no free one is left.
     ///
     /// # Panics
     /// When fewer can be handed out.
@@ -68,27 +63,11 @@ impl BlockPool {
         self.references += u64::from(count);
         let mut left = count;
         while left > 0 {
-            let start = self.next_run(left, table.last().copied());
-            let len = self.runs.remove(&start).expect("the chosen run is free");
-            let taken = len.min(left);
+            let (start, taken) = self.runs.take(left, table.last().copied());
             table.extend(start..start + taken);
             self.holders[start as usize..(start + taken) as usize].fill(1);
-            if taken < len {
-                self.runs.insert(start + taken, len - taken);
-            }
             left -= taken;
         }
-    }
-
-    fn next_run(&self, count: u32, last: Option<u32>) -> u32 {
-        if let Some(last) = last
-            && self.runs.contains_key(&(last + 1))
-        {
-            return last + 1;
-        }
-        let long_enough = self.runs.iter().take(RUNS_LOOKED_AT).find(|(_, len)| **len >= count);
-        let (start, _) = long_enough.or_else(|| self.runs.first_key_value()).expect("free blocks are in runs");
-        *start
     }
 
     /// The first `most` blocks that hold what `keys` name: they are held once more and added to `table`.
@@ -149,22 +128,7 @@ impl BlockPool {
     }
 
     fn give_back_run(&mut self, start: u32, len: u32) {
-        let end = start + len;
-        let mut run = (start, len);
-        if let Some((next, next_len)) = self.runs.range(start..).next().map(|(next, len)| (*next, *len)) {
-            assert!(next >= end, "block {next} is freed twice");
-            if next == end {
-                self.runs.remove(&next);
-                run.1 += next_len;
-            }
-        }
-        if let Some((before, before_len)) = self.runs.range(..start).next_back().map(|(before, len)| (*before, *len)) {
-            assert!(before + before_len <= start, "block {start} is freed twice");
-            if before + before_len == start {
-                run = (before, before_len + run.1);
-            }
-        }
-        self.runs.insert(run.0, run.1);
+        self.runs.give_back(start, len);
         self.free += len;
     }
 
@@ -177,7 +141,7 @@ impl BlockPool {
 
     /// Every free block, going up.
     pub(crate) fn free_blocks(&self) -> impl Iterator<Item = u32> + '_ {
-        self.runs.iter().flat_map(|(start, len)| *start..*start + *len)
+        self.runs.blocks()
     }
 
     /// How many requests hold a block.
@@ -229,7 +193,7 @@ mod tests {
         table.sort_unstable();
         assert_eq!(table, [1, 3, 4, 5]);
         pool.give_back(&[6, 5, 4, 3, 2, 1]);
-        assert_eq!((pool.free(), pool.runs.len()), (6, 1));
+        assert_eq!((pool.free(), pool.runs.runs().count()), (6, 1));
     }
 
     #[test]
@@ -317,7 +281,7 @@ mod tests {
         assert_eq!(new, [2]);
         pool.give_back(&new);
         pool.forget();
-        assert_eq!((pool.free, pool.cache.named(), pool.runs.len()), (3, 0, 1));
+        assert_eq!((pool.free, pool.cache.named(), pool.runs.runs().count()), (3, 0, 1));
         let (changes, missed) = pool.cache.log.take();
         assert_eq!((changes.len(), changes[3], missed), (5, crate::CacheChange::Removed { key: BlockKey(2) }, 0));
     }

@@ -3,9 +3,8 @@
 //! A block with a key may be held by several requests. When nobody holds it any more it stays until its room is needed;
 //! whoever was given up longest ago goes first, and within a request the end of its chain before the start.
 
-use std::collections::BTreeMap;
-
 use crate::keys::BlockKey;
+use crate::table::KeyTable;
 
 /// A change of a prefix cache, for whoever routes requests or watches the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +66,7 @@ const NONE: u32 = 0;
 pub(crate) struct PrefixCache {
     /// By block; [`BlockKey::NONE`] where the contents have no name. Empty when the cache is off.
     keys: Vec<BlockKey>,
-    index: BTreeMap<BlockKey, u32>,
+    index: KeyTable,
     /// A ring through block 0 of the blocks that nobody holds: `after[0]` goes first.
     before: Vec<u32>,
     after: Vec<u32>,
@@ -81,7 +80,7 @@ impl PrefixCache {
         let len = if enabled { total as usize + 1 } else { 0 };
         Self {
             keys: vec![BlockKey::NONE; len],
-            index: BTreeMap::new(),
+            index: KeyTable::new(len),
             before: vec![NONE; len],
             after: vec![NONE; len],
             idle: 0,
@@ -100,7 +99,7 @@ impl PrefixCache {
     }
 
     pub(crate) fn find(&self, key: BlockKey) -> Option<u32> {
-        self.index.get(&key).copied()
+        self.index.find(key, &self.keys)
     }
 
     /// How many of these keys, from the first on, are in the cache.
@@ -110,16 +109,16 @@ impl PrefixCache {
 
     /// The same number by looking at few of the keys. Chains are given up from their end, so it is nearly always right.
     pub(crate) fn matched_about(&self, keys: &[BlockKey]) -> usize {
-        if self.index.is_empty() { 0 } else { keys.partition_point(|key| self.index.contains_key(key)) }
+        if self.index.len() == 0 { 0 } else { keys.partition_point(|key| self.find(*key).is_some()) }
     }
 
     /// Names a block that somebody holds. Nothing changes when another block has that name: one of them is enough.
     pub(crate) fn publish(&mut self, block: u32, key: BlockKey, parent: Option<BlockKey>) {
-        if self.keys.is_empty() || self.is_keyed(block) || self.index.contains_key(&key) {
+        if self.keys.is_empty() || self.is_keyed(block) || self.find(key).is_some() {
             return;
         }
         self.keys[block as usize] = key;
-        self.index.insert(key, block);
+        self.index.insert(block, &self.keys);
         self.log.push(CacheChange::Stored { key, parent });
     }
 
@@ -151,8 +150,8 @@ impl PrefixCache {
     }
 
     fn forget(&mut self, block: u32) {
+        self.index.remove(block, &self.keys);
         let key = std::mem::take(&mut self.keys[block as usize]);
-        self.index.remove(&key);
         self.log.push(CacheChange::Removed { key });
     }
 

@@ -1,19 +1,10 @@
 //! A reply changes requests here (rules 10 and 11): checked against the rows that were sent, then applied whole.
 
-use paceline_plan::{DpRank, Epoch, RowReply, StepId, StepReply, TokenLogprobs};
+use paceline_plan::{DpRank, Epoch, RowReply, StepId, StepReply, TokenLogprobs, Words};
 
 use crate::emit::SentRow;
 use crate::request::{Place, Request, Requests, Seated, Slot};
 use crate::{Drafter, Error, RequestId, Scheduler};
-
-/// One token given to a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EmittedToken {
-    /// Its id.
-    pub token: u32,
-    /// Its log-probabilities, where the request wants them.
-    pub logprobs: Option<TokenLogprobs>,
-}
 
 /// Why a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +23,9 @@ pub struct Output {
     /// Log-probabilities of prompt tokens that were not reported before, in order, from the second token on.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// New tokens, in order; at least one where there are no log-probabilities of the prompt.
-    pub tokens: Vec<EmittedToken>,
+    pub tokens: Words,
+    /// Log-probabilities of these tokens: none, or an entry for each, an empty one where it is not wanted.
+    pub logprobs: Vec<TokenLogprobs>,
     /// Set in the request's last output; its id may be used again afterwards.
     pub finished: Option<Finish>,
 }
@@ -50,6 +43,22 @@ impl Scheduler {
         step: StepId,
         reply: StepReply,
     ) -> Result<Vec<Output>, Error> {
+        let mut outputs = Vec::new();
+        self.commit_into(dp_rank, epoch, step, reply, &mut outputs).map(|()| outputs)
+    }
+
+    /// The same; outputs are added at the end of `outputs`, whose memory may be used again and again.
+    ///
+    /// # Errors
+    /// As [`Self::commit`]; then nothing is added.
+    pub fn commit_into(
+        &mut self,
+        dp_rank: DpRank,
+        epoch: Epoch,
+        step: StepId,
+        mut reply: StepReply,
+        outputs: &mut Vec<Output>,
+    ) -> Result<(), Error> {
         let rank_index = dp_rank.index();
         let rank = self.ranks.get_mut(rank_index).ok_or(Error::UnknownRank { dp_rank })?;
         let group = &mut self.groups[rank.group];
@@ -62,7 +71,7 @@ impl Scheduler {
         let is_owed = epoch == group.epoch && oldest.is_some_and(|oldest| oldest <= step);
         let Some((oldest, place)) = oldest.filter(|_| is_owed).zip(group.place_of(step)) else {
             rank.counters.stale_replies += 1;
-            return Ok(Vec::new());
+            return Ok(());
         };
         let in_flight = &group.in_flight[place];
         let (vocab_size, k_draft) = (self.config.limits.vocab_size, in_flight.k_draft);
@@ -75,34 +84,41 @@ impl Scheduler {
         while group.in_flight.front().is_some_and(|in_flight| in_flight.rows.iter().all(Option::is_none)) {
             group.in_flight.pop_front();
         }
-        let outputs = rows.iter().zip(reply.rows).filter_map(|(sent, row)| self.commit_row(rank_index, sent, row));
-        Ok(outputs.collect())
+        outputs.reserve(rows.len());
+        for (sent, row) in rows.iter().zip(&mut reply.rows) {
+            self.commit_row(rank_index, sent, row, outputs);
+        }
+        Ok(())
     }
 
-    fn commit_row(&mut self, rank_index: usize, sent: &SentRow, mut reply: RowReply) -> Option<Output> {
+    fn commit_row(&mut self, rank_index: usize, sent: &SentRow, reply: &mut RowReply, outputs: &mut Vec<Output>) {
         let slot = sent.slot;
         if sent.seated(self.ranks[rank_index].dp_rank, &self.requests).is_none() {
             // Rule 11: it ended or left since; what came of its row touches nobody.
             self.ranks[rank_index].answered_for(sent.seat, sent.generation);
-            return None;
+            return;
         }
         let request = &mut self.requests[slot];
-        let verified = request.on_seat_mut().take_answer(sent, &reply);
+        let verified = request.on_seat_mut().take_answer(sent, reply);
         let counters = &mut self.ranks[rank_index].counters;
         counters.drafts.count(verified, reply.accepted);
-        let prompt_logprobs = take_prompt_logprobs(request, sent, &mut reply);
-        let (tokens, finished) = if sent.samples { take_tokens(request, reply) } else { (Vec::new(), None) };
-        counters.emitted_tokens += tokens.len() as u64;
-        let id = request.id;
-        self.publish(rank_index, slot);
-        if !sent.samples && prompt_logprobs.is_empty() {
-            return None;
+        let prompt_logprobs = take_prompt_logprobs(request, sent, reply);
+        let tokens = std::mem::take(&mut reply.emitted);
+        let logprobs = std::mem::take(&mut reply.logprobs);
+        let mut output = Output { id: request.id, prompt_logprobs, tokens, logprobs, finished: None };
+        if sent.samples {
+            take_tokens(request, &mut output);
         }
-        if finished.is_some() {
+        counters.emitted_tokens += output.tokens.len() as u64;
+        self.publish(rank_index, slot);
+        if !sent.samples && output.prompt_logprobs.is_empty() {
+            return;
+        }
+        if output.finished.is_some() {
             self.retire(rank_index, slot);
             self.finished += 1;
         }
-        Some(Output { id, prompt_logprobs, tokens, finished })
+        outputs.push(output);
     }
 
     /// Rule 10: blocks whose every position holds a computed, accepted token enter the prefix cache.
@@ -152,20 +168,22 @@ fn take_prompt_logprobs(request: &mut Request, sent: &SentRow, reply: &mut RowRe
 }
 
 /// Rule 10: the emitted tokens, cut at the first stop token or at the limit.
-fn take_tokens(request: &mut Request, reply: RowReply) -> (Vec<EmittedToken>, Option<Finish>) {
-    let mut taken = Vec::with_capacity(reply.emitted.len());
-    let mut logprobs = reply.logprobs.into_iter();
-    for token in reply.emitted {
-        taken.push(EmittedToken { token, logprobs: logprobs.next().filter(|entry| !entry.token_ids.is_empty()) });
-        request.tokens.push(token);
-        if request.stop_token_ids.binary_search(&token).is_ok() {
-            return (taken, Some(Finish::Stop(token)));
+fn take_tokens(request: &mut Request, output: &mut Output) {
+    let mut left = request.left();
+    for (index, token) in output.tokens.iter().enumerate() {
+        request.tokens.push(*token);
+        left -= 1;
+        if request.stop_token_ids.binary_search(token).is_ok() {
+            output.finished = Some(Finish::Stop(*token));
+        } else if left == 0 {
+            output.finished = Some(Finish::Length);
+        } else {
+            continue;
         }
-        if request.left() == 0 {
-            return (taken, Some(Finish::Length));
-        }
+        output.tokens.truncate(index + 1);
+        output.logprobs.truncate(index + 1);
+        return;
     }
-    (taken, None)
 }
 
 impl Seated {

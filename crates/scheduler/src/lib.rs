@@ -28,14 +28,16 @@ mod policies;
 mod queue;
 mod rank;
 mod request;
+mod runs;
 mod scheduler;
 mod seats;
 mod select;
 pub mod shape;
 mod stats;
+mod table;
 
 pub use cache::CacheChange;
-pub use commit::{EmittedToken, Finish, Output};
+pub use commit::{Finish, Output};
 pub use config::{Config, Drafter, KByRows, QueueLimits};
 pub use error::{Error, Refusal};
 pub use explain::{Explanation, HeldReason, RankExplanation, ShapeReason};

@@ -158,7 +158,7 @@ impl<'a> Simulation<'a> {
                         inputs.push(Input::StoreBound(worker, epoch, address));
                     }
                     Action::Form { worker, epoch, .. } => inputs.push(Input::Formed(worker, epoch)),
-                    Action::Tokens { request, tokens, finish } => {
+                    Action::Tokens { request, tokens, finish, .. } => {
                         let times = &mut self.times[request.0 as usize];
                         times.took(self.clock_us, tokens.len());
                         times.ended |= finish.is_some();

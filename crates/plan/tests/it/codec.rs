@@ -1,7 +1,8 @@
 //! Bytes: what goes out comes back, and no bytes bring the decoder down.
 
 use paceline_plan::{
-    Error, GroupPart, RankPart, RowReply, Seat, SeatGeneration, StepReply, TokenLogprobs, digest, from_bytes, to_bytes,
+    Error, GroupPart, RankPart, RowReply, Seat, SeatGeneration, StepReply, TokenLogprobs, Words, digest, from_bytes,
+    to_bytes,
 };
 use proptest::prelude::*;
 
@@ -24,7 +25,7 @@ fn parts_come_back_as_they_went() {
             generation: SeatGeneration::new(1),
             known: 3,
             accepted: 0,
-            emitted: vec![9],
+            emitted: Words::one(9),
             proposed: 2,
             logprobs: vec![TokenLogprobs { token_ids: vec![9, 4], logprob_bits: vec![0x3f80_0000, 1] }],
         }],

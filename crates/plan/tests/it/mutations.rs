@@ -1,9 +1,7 @@
 //! Breaks a legal plan by hand, one rule at a time: the worker's end refuses each with the rule and both numbers.
 
 use paceline_plan::seats::{RowOutcome, SeatTable};
-use paceline_plan::{
-    Error, Feed, GroupPart, LogitsWanted, RankDraft, RankPart, Release, Seat, SeatGeneration, Shape, Words,
-};
+use paceline_plan::{Error, Feed, GroupPart, LogitsWanted, RankDraft, RankPart, Release, Seat, SeatGeneration, Shape};
 
 use crate::support::{deliver, full, group_draft, prompt_draft, real, row, run, worker};
 
@@ -105,7 +103,7 @@ fn blocks_are_in_range_and_in_one_request() {
 fn token_ids_are_in_the_vocabulary_and_in_order() {
     let feed = |start: u32, token: u32| {
         let mut draft = prompt_draft(4, &[9, 9], &[4]);
-        draft.feeds = vec![Feed { seat: Seat::new(4), start, tokens: Words(vec![9, token]) }];
+        draft.feeds = vec![Feed { seat: Seat::new(4), start, tokens: vec![9, token].into() }];
         refusal(&mut worker(1), 1, draft)
     };
     assert_eq!(feed(0, 99), None);

@@ -5,7 +5,7 @@ use paceline_plan::step::GroupDraft;
 use paceline_plan::{
     Admission, BlockAppend, DpRank, Epoch, Error, Feed, GroupId, GroupPart, KvGroup, LogitsWanted, Mask, Pass,
     PassKind, QueryLen, RankDraft, RankLoad, RankPart, Row, Rows, RowsPadded, Seat, SeatGeneration, Shape, StepId,
-    StepPlan, Tokens, Words, WorkerLimits, digest, to_bytes,
+    StepPlan, Tokens, WorkerLimits, digest, to_bytes,
 };
 
 /// Limits of a small rank: 8 rows, 64 tokens of context, 16 blocks of 4 tokens.
@@ -81,12 +81,8 @@ pub(crate) fn prompt_draft(seat: u32, tokens: &[u32], blocks: &[u32]) -> RankDra
             sampling: vec![7],
             history: true,
         }],
-        feeds: vec![Feed { seat: Seat::new(seat), start: 0, tokens: Words(tokens.to_vec()) }],
-        block_appends: vec![BlockAppend {
-            seat: Seat::new(seat),
-            kv_group: KvGroup::new(0),
-            blocks: Words(blocks.to_vec()),
-        }],
+        feeds: vec![Feed { seat: Seat::new(seat), start: 0, tokens: tokens.into() }],
+        block_appends: vec![BlockAppend { seat: Seat::new(seat), kv_group: KvGroup::new(0), blocks: blocks.into() }],
         rows: vec![row(seat, 0, tokens.len() as u32, 0, blocks.len() as u32, LogitsWanted::Last)],
         ..RankDraft::default()
     }

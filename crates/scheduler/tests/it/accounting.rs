@@ -27,7 +27,7 @@ fn c01_a_stop_token_inside_accepted_drafts_ends_the_request_there() {
     let (plan, pending) = world.launch(GroupId::new(0)).expect("a decode");
     assert_eq!(plan.ranks()[0].rows()[0].drafts, 5);
     let outputs: Vec<_> = pending.into_iter().flat_map(|reply| world.deliver(reply)).collect();
-    assert_eq!(outputs[0].tokens.iter().map(|token| token.token).collect::<Vec<_>>(), text[1..4]);
+    assert_eq!(outputs[0].tokens[..], text[1..4]);
     assert_eq!(outputs[0].finished, Some(Finish::Stop(text[3])));
     let after = world.scheduler.stats().ranks[0].counters.clone();
     assert_eq!(after.drafts.accepted_tokens - before.drafts.accepted_tokens, 5);

@@ -4,7 +4,7 @@ use paceline_plan::seats::{RowOutcome, SeatTable, StepHeader};
 use paceline_plan::{
     Admission, BlockAppend, DpRank, Epoch, Feed, GroupDraft, GroupId, GroupPart, KvGroup, LogitsWanted, Mask, Mode,
     Pass, PassKind, QueryLen, RankDraft, RankLoad, RankPart, Row, Rows, RowsPadded, Seat, SeatGeneration, Shape,
-    StepId, StepPlan, Tokens, Words, WorkerLimits, digest, to_bytes,
+    StepId, StepPlan, Tokens, WorkerLimits, digest, to_bytes,
 };
 
 use crate::arrays::Arrays;
@@ -82,8 +82,8 @@ fn filling(dp_rank: u32, limits: &WorkerLimits) -> RankDraft {
             sampling,
             history: true,
         });
-        draft.feeds.push(Feed { seat, start: 0, tokens: Words(vec![5; tokens as usize]) });
-        let blocks = Words((1 + index * per_seat..=(index + 1) * per_seat).collect());
+        draft.feeds.push(Feed { seat, start: 0, tokens: vec![5; tokens as usize].into() });
+        let blocks = (1 + index * per_seat..=(index + 1) * per_seat).collect();
         draft.block_appends.push(BlockAppend { seat, kv_group: KvGroup::new(0), blocks });
         draft.rows.push(prompt_row(index, tokens, per_seat));
     }

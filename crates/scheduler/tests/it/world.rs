@@ -331,15 +331,15 @@ impl World {
         assert!(!output.tokens.is_empty());
         let mut history = live.spec.prompt.clone();
         history.extend_from_slice(&live.emitted);
-        for (index, token) in output.tokens.iter().enumerate() {
-            assert_eq!(token.token, next_token(&history, vocab_size), "request {}: text", output.id);
-            history.push(token.token);
-            live.emitted.push(token.token);
-            let is_stop = live.spec.stop_token_ids.contains(&token.token);
+        for (index, token) in output.tokens.iter().copied().enumerate() {
+            assert_eq!(token, next_token(&history, vocab_size), "request {}: text", output.id);
+            history.push(token);
+            live.emitted.push(token);
+            let is_stop = live.spec.stop_token_ids.contains(&token);
             let is_length = live.emitted.len() as u32 == live.spec.max_new_tokens;
             let is_last = index + 1 == output.tokens.len();
             let expected = if is_stop {
-                Some(Finish::Stop(token.token))
+                Some(Finish::Stop(token))
             } else if is_length {
                 Some(Finish::Length)
             } else {
