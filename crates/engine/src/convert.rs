@@ -19,9 +19,8 @@ pub(crate) fn spec(id: u64, request: GenerateRequest) -> RequestSpec {
         priority: request.priority,
         history: request.sampling.adjust.needs_history(),
         prompt_logprobs: request.sampling.prompt_logprobs.is_some(),
-        cache_salt: Vec::new(),
-        skip_prefix_cache: request.sampling.prompt_logprobs.is_some(),
-        shares_prompt_with: None,
+        cache_salt: request.cache_salt,
+        shares_prompt_with: request.shares_prompt_with.map(|key| RequestId(key.0)),
     }
 }
 
@@ -139,7 +138,9 @@ fn rank_status(rank: &paceline_fleet::RankStatus, stats: Option<&Stats>) -> Rank
         workers,
         running: stats.running as usize,
         kv_blocks_used: stats.blocks_used,
+        kv_blocks_cached: stats.blocks_cached,
         kv_blocks_total: stats.blocks_total,
+        load_tokens: stats.load_tokens,
         counters: RankCounters {
             steps_by_mode: counters.steps_by_mode,
             tokens_by_mode: counters.tokens_by_mode,
@@ -156,6 +157,10 @@ fn rank_status(rank: &paceline_fleet::RankStatus, stats: Option<&Stats>) -> Rank
             accepted_per_position: counters.drafts.accepted_per_position.clone(),
             verified_per_position: counters.drafts.verified_per_position.clone(),
             wanted_blocks_missing: counters.wanted_blocks_missing,
+            prefix_queried_tokens: counters.prefix_queried_tokens,
+            prefix_hit_requests: counters.prefix_hit_requests,
+            prefix_hit_tokens: counters.prefix_hit_tokens,
+            blocks_evicted: counters.blocks_evicted,
         },
     }
 }

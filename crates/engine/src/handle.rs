@@ -33,7 +33,16 @@ pub struct GenerateRequest {
     pub dp_rank: Option<u32>,
     /// Lower runs first; 0 is normal.
     pub priority: i32,
+    /// Cached prefixes are shared only among requests of the same salt.
+    pub cache_salt: Vec<u8>,
+    /// A request with the same prompt that was submitted before: this one waits until that one's prompt is computed
+    /// and reads it from the prefix cache. Of no meaning when the cache is off.
+    pub shares_prompt_with: Option<RequestKey>,
 }
+
+/// One submitted request, for others to refer to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestKey(pub(crate) u64);
 
 /// One produced token.
 #[derive(Clone, Debug, PartialEq)]
@@ -230,6 +239,16 @@ impl TokenStream {
     pub async fn next(&mut self) -> Option<StreamEvent> {
         self.slot.next().await
     }
+
+    /// The request.
+    pub fn key(&self) -> RequestKey {
+        RequestKey(self.slot.id())
+    }
+
+    /// Tokens of the prompt that were read from the prefix cache; 0 until the first token came.
+    pub fn cached_tokens(&self) -> u32 {
+        self.slot.cached_tokens()
+    }
 }
 
 impl Drop for TokenStream {
@@ -251,6 +270,8 @@ mod tests {
             sampling: SamplingParams::greedy(),
             dp_rank: None,
             priority: 0,
+            cache_salt: Vec::new(),
+            shares_prompt_with: None,
         }
     }
 

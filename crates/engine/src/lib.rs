@@ -21,8 +21,8 @@ mod supervise;
 pub use engine::{Engine, ExpertParallel, ModelSettings, Options};
 pub use error::Error;
 pub use handle::{
-    FailureKind, FinishReason, GenerateRequest, Handle, SamplingParams, StreamEvent, SubmitError, TokenLogprobs,
-    TokenOutput, TokenStream,
+    FailureKind, FinishReason, GenerateRequest, Handle, RequestKey, SamplingParams, StreamEvent, SubmitError,
+    TokenLogprobs, TokenOutput, TokenStream,
 };
 pub use paceline_scheduler::{ModeTokens, PaddingCounters};
 pub use slot::TokenSink;

@@ -4,7 +4,7 @@
 //! grows without limit. Abandoned requests are listed beside the event channel, so that an abort is never lost to a
 //! full channel nor waits behind one; the list is bounded by the number of live requests.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Notify, mpsc};
@@ -30,6 +30,7 @@ struct Waiting {
 #[derive(Debug)]
 pub(crate) struct Slot {
     id: u64,
+    cached_tokens: AtomicU32,
     waiting: Mutex<Waiting>,
     filled: Notify,
     abandoned: AtomicBool,
@@ -41,6 +42,7 @@ impl Slot {
     pub(crate) fn new(id: u64, list: Option<Arc<Abandoned>>) -> Arc<Self> {
         Arc::new(Self {
             id,
+            cached_tokens: AtomicU32::new(0),
             waiting: Mutex::new(Waiting::default()),
             filled: Notify::new(),
             abandoned: AtomicBool::new(false),
@@ -91,6 +93,14 @@ impl Slot {
         }
     }
 
+    pub(crate) const fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn cached_tokens(&self) -> u32 {
+        self.cached_tokens.load(Ordering::Relaxed)
+    }
+
     /// The reader is gone: the request is listed for the step loop unless it has ended.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
@@ -119,6 +129,11 @@ impl TokenSink {
     /// Adds log-probabilities of prompt tokens. They are dropped after the end.
     pub fn prompt_logprobs(&self, mut logprobs: Vec<TokenLogprobs>) {
         self.slot.update(|waiting| waiting.prompt_logprobs.append(&mut logprobs));
+    }
+
+    /// Tokens of the prompt that were read from the prefix cache: told before the first token of the output.
+    pub fn cached_tokens(&self, tokens: u32) {
+        self.slot.cached_tokens.store(tokens, Ordering::Relaxed);
     }
 
     /// Adds tokens. They are dropped after the end.

@@ -88,6 +88,14 @@ pub struct RankCounters {
     pub verified_per_position: Vec<u64>,
     /// Blocks that drafts after the first would have written to and that were not free.
     pub wanted_blocks_missing: u64,
+    /// Tokens of requests that started, looked up in the prefix cache.
+    pub prefix_queried_tokens: u64,
+    /// Requests that found something there.
+    pub prefix_hit_requests: u64,
+    /// Tokens that they read from it.
+    pub prefix_hit_tokens: u64,
+    /// Cached blocks whose room was needed.
+    pub blocks_evicted: u64,
 }
 
 impl RankCounters {
@@ -108,8 +116,12 @@ pub struct RankStatus {
     pub running: usize,
     /// KV blocks that requests hold.
     pub kv_blocks_used: u32,
+    /// KV blocks that only the prefix cache holds: they are given up when their room is needed.
+    pub kv_blocks_cached: u32,
     /// KV blocks of the pool.
     pub kv_blocks_total: u32,
+    /// Known tokens of running requests and what of their prompts is not computed: what placement balances.
+    pub load_tokens: u64,
     /// Times that the rank was manned again after the first.
     pub restarts: u64,
     /// Its workers, by `tp_rank`.

@@ -242,13 +242,15 @@ impl StepLoop {
                     let _ = sender.send(answer.map_err(convert::declined));
                 }
             }
-            Action::Tokens { request, tokens, logprobs, finish: None } => {
+            Action::Tokens { request, cached_tokens, tokens, logprobs, finish: None } => {
                 if let Some(sink) = self.sinks.get(&request) {
+                    sink.cached_tokens(cached_tokens);
                     sink.tokens(convert::outputs(&tokens, logprobs));
                 }
             }
-            Action::Tokens { request, tokens, logprobs, finish: Some(finish) } => {
+            Action::Tokens { request, cached_tokens, tokens, logprobs, finish: Some(finish) } => {
                 if let Some(sink) = self.forget(request) {
+                    sink.cached_tokens(cached_tokens);
                     sink.finish(convert::outputs(&tokens, logprobs), convert::finish(finish));
                 }
             }

@@ -262,6 +262,8 @@ pub enum Action {
     Tokens {
         /// Which.
         request: RequestId,
+        /// Tokens that it read from the prefix cache when it first started.
+        cached_tokens: u32,
         /// In order.
         tokens: Words,
         /// None, or one entry per token, an empty one where it is not wanted.

@@ -169,7 +169,7 @@ impl Fleet {
 
     fn deliver(&mut self, outputs: Vec<Output>) {
         for output in outputs {
-            let Output { id, prompt_logprobs, tokens, logprobs, finished } = output;
+            let Output { id, cached_tokens, prompt_logprobs, tokens, logprobs, finished } = output;
             if !prompt_logprobs.is_empty() {
                 self.actions.push(Action::PromptLogprobs { request: id, logprobs: prompt_logprobs });
             }
@@ -181,7 +181,7 @@ impl Fleet {
                 self.counters.finished += 1;
                 self.live.remove(&id);
             }
-            self.actions.push(Action::Tokens { request: id, tokens, logprobs, finish: finished });
+            self.actions.push(Action::Tokens { request: id, cached_tokens, tokens, logprobs, finish: finished });
         }
     }
 

@@ -20,6 +20,8 @@ pub enum Finish {
 pub struct Output {
     /// Which request.
     pub id: RequestId,
+    /// Tokens that it read from the prefix cache when it first started.
+    pub cached_tokens: u32,
     /// Log-probabilities of prompt tokens that were not reported before, in order, from the second token on.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// New tokens, in order; at least one where there are no log-probabilities of the prompt.
@@ -105,7 +107,8 @@ impl Scheduler {
         let prompt_logprobs = take_prompt_logprobs(request, sent, reply);
         let tokens = std::mem::take(&mut reply.emitted);
         let logprobs = std::mem::take(&mut reply.logprobs);
-        let mut output = Output { id: request.id, prompt_logprobs, tokens, logprobs, finished: None };
+        let cached_tokens = request.cached_tokens.unwrap_or(0);
+        let mut output = Output { id: request.id, cached_tokens, prompt_logprobs, tokens, logprobs, finished: None };
         if sent.samples {
             take_tokens(request, &mut output);
         }

@@ -192,7 +192,8 @@ pub(crate) struct Hit {
 
 /// Names of the blocks that a request may read.
 fn readable_keys<'a>(request: &'a Request, config: &Config) -> &'a [BlockKey] {
-    if request.skip_prefix_cache {
+    // Rule 20: positions whose values are still to be reported are computed.
+    if request.report_next.is_some() {
         return &[];
     }
     // One more than may be read: with a drafter, the last one that matches is left out.

@@ -35,13 +35,11 @@ pub struct RequestSpec {
     pub priority: i32,
     /// Whether the worker must know every token even without n-gram drafts (penalties).
     pub history: bool,
-    /// Whether the log-probabilities of the prompt's tokens are wanted.
+    /// Whether the log-probabilities of the prompt's tokens are wanted. Then every position is computed anew, and what
+    /// it computes may be read by others.
     pub prompt_logprobs: bool,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: Vec<u8>,
-    /// Whether every position is computed anew, because the values at each are wanted (prompt logprobs). What it
-    /// computes may be read by others.
-    pub skip_prefix_cache: bool,
     /// A request with the same prompt (choices of one call): this one waits until that one's prompt is computed, to
     /// read it from the prefix cache.
     pub shares_prompt_with: Option<RequestId>,
@@ -128,7 +126,6 @@ pub(crate) struct Request {
     /// The prompt token whose log-probabilities are reported next; nothing when none are wanted or all are reported.
     /// The first token has none.
     pub(crate) report_next: Option<u32>,
-    pub(crate) skip_prefix_cache: bool,
     pub(crate) shares_prompt_with: Option<RequestId>,
     /// Names of its full blocks; none when the prefix cache is off.
     pub(crate) chain: KeyChain,

@@ -106,8 +106,8 @@ impl Scheduler {
             priority: if self.config.policies.priority { spec.priority } else { 0 },
             history: spec.history,
             report_next: spec.prompt_logprobs.then_some(1).filter(|next| *next < prompt_len),
-            skip_prefix_cache: spec.skip_prefix_cache,
-            shares_prompt_with: spec.shares_prompt_with,
+            // A prompt that no block holds is computed by each.
+            shares_prompt_with: spec.shares_prompt_with.filter(|_| !chain.keys().is_empty()),
             chain,
             cached_tokens: None,
             preemptions: 0,

@@ -55,7 +55,6 @@ pub(crate) fn spec(index: u32, request: &TraceRequest, options: &Options) -> Req
         history: false,
         prompt_logprobs: false,
         cache_salt: Vec::new(),
-        skip_prefix_cache: false,
         shares_prompt_with: None,
     }
 }

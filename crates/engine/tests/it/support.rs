@@ -219,6 +219,8 @@ pub(crate) fn request(prompt: &[u32], max_new_tokens: u32) -> GenerateRequest {
         sampling: SamplingParams::greedy(),
         dp_rank: None,
         priority: 0,
+        cache_salt: Vec::new(),
+        shares_prompt_with: None,
     }
 }
 

@@ -80,7 +80,6 @@ pub(crate) fn spec(id: u64, pinned: Option<u32>) -> Input {
         history: false,
         prompt_logprobs: false,
         cache_salt: Vec::new(),
-        skip_prefix_cache: false,
         shares_prompt_with: None,
     }))
 }

@@ -112,6 +112,9 @@ pub struct GenerateRequest {
     /// Keep only this many tokens of the prompt's end, at least 1. Absent: all.
     #[prost(uint32, optional, tag = "14")]
     pub truncate_prompt_tokens: ::core::option::Option<u32>,
+    /// Cached prefixes are shared only with calls of the same salt, not empty. Absent: with all calls that have none.
+    #[prost(string, optional, tag = "15")]
+    pub cache_salt: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(oneof = "generate_request::Prompt", tags = "2, 3, 4")]
     pub prompt: ::core::option::Option<generate_request::Prompt>,
 }
@@ -265,6 +268,9 @@ pub struct Usage {
     pub prompt_tokens: u32,
     #[prost(uint32, tag = "2")]
     pub completion_tokens: u32,
+    /// Of the prompt tokens, those read from the prefix cache.
+    #[prost(uint32, tag = "3")]
+    pub cached_tokens: u32,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

@@ -41,7 +41,6 @@ impl Side {
             history: false,
             prompt_logprobs: false,
             cache_salt: Vec::new(),
-            skip_prefix_cache: false,
             shares_prompt_with: None,
         };
         self.scheduler.submit(spec).is_ok()

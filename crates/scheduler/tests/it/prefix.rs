@@ -249,7 +249,7 @@ fn a_request_that_wants_every_position_reads_no_cache() {
     let first = world.submit(100, 3);
     world.drain();
     let spec = again(&mut world, first, 100);
-    let (_, plan, cached) = run(&mut world, RequestSpec { skip_prefix_cache: true, ..spec });
+    let (_, plan, cached) = run(&mut world, RequestSpec { prompt_logprobs: true, ..spec });
     assert_eq!((cached, plan.ranks()[0].rows()[0].query_len.get()), (0, 100));
 }
 
@@ -277,4 +277,21 @@ fn changes_of_the_cache_can_be_followed() {
     world.scheduler.reset_prefix_cache();
     let (changes, _) = world.scheduler.take_cache_changes(DpRank::new(0)).expect("the rank exists");
     assert_eq!(changes, [CacheChange::Cleared]);
+}
+
+#[test]
+fn a_prompt_whose_every_position_is_wanted_runs_in_chunks_beside_a_drafter() {
+    let mut config = cached(lockstep(2, 4, 3));
+    config.drafter = Drafter::Model;
+    config.limits.max_num_batched_tokens = 32;
+    let mut world = World::new(config);
+    world.submit_to(0, 10, 50);
+    world.step(0);
+    let spec = world.spec(70, 6);
+    world.submit_spec(RequestSpec { prompt_logprobs: true, pinned: Some(DpRank::new(0)), ..spec }).expect("fits");
+    let plan = world.step(0).expect("a step");
+    assert_eq!(plan.ranks()[0].rows()[1].logits, LogitsWanted::All);
+    assert_eq!(plan.group().passes()[2].loads()[0].rows().get(), 1, "drafts for the row that samples only");
+    world.drain();
+    world.assert_drained();
 }

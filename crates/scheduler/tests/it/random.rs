@@ -121,7 +121,7 @@ impl Run {
             let family = self.world.random.below(3);
             spec.prompt = (0..prompt).map(|index| (index * 7 + index / 5 + family) % 50).collect();
         }
-        spec.skip_prefix_cache = self.world.random.chance(100);
+        spec.prompt_logprobs = self.world.random.chance(100);
         if self.shares && self.world.random.chance(200) {
             spec.shares_prompt_with = self.live().last().copied();
         }

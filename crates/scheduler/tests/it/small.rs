@@ -255,7 +255,6 @@ impl Small {
             history: false,
             prompt_logprobs: false,
             cache_salt: Vec::new(),
-            skip_prefix_cache: false,
             shares_prompt_with: None,
         };
         self.scheduler.submit(spec).expect("the request fits");

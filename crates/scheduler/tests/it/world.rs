@@ -149,7 +149,6 @@ impl World {
             history: true,
             prompt_logprobs: false,
             cache_salt: Vec::new(),
-            skip_prefix_cache: false,
             shares_prompt_with: None,
         }
     }
@@ -228,8 +227,9 @@ impl World {
             assert!(!live.aborted, "request {id} is in a plan after its abort");
             let is_decode = index < step.rank.decode_rows() as usize;
             let is_last = is_decode || (state.computed() + row.query_len.get()) as usize == known.len();
-            assert_eq!(row.logits == LogitsWanted::None, !is_last, "request {id}: logits where all is known");
-            outcomes.push(self.outcome(&state, row));
+            let samples = if row.logits == LogitsWanted::All { is_last } else { row.logits != LogitsWanted::None };
+            assert_eq!(samples, is_last, "request {id}: logits where all is known");
+            outcomes.push(if is_last { self.outcome(&state, row) } else { RowOutcome::default() });
         }
         outcomes
     }
@@ -297,9 +297,6 @@ impl World {
     fn outcome(&self, state: &SeatState, row: &Row) -> RowOutcome {
         let vocab_size = self.scheduler.config().limits.vocab_size;
         let mut outcome = RowOutcome::default();
-        if row.logits == LogitsWanted::None {
-            return outcome;
-        }
         let mut history = state.tokens().to_vec();
         loop {
             let token = next_token(&history, vocab_size);

@@ -76,6 +76,8 @@ async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<Adm
                 sampling: SamplingParams { seed, ..sampling.clone() },
                 dp_rank: call.dp_rank,
                 priority: call.priority,
+                cache_salt: call.cache_salt.clone().unwrap_or_default().into_bytes(),
+                shares_prompt_with: None,
             };
             requests.push((Arc::clone(&prompt), request));
         }
@@ -94,7 +96,10 @@ async fn submit(
     let stops: Arc<[String]> = call.stopping.stop.clone().into();
     let special = if call.skip_special_tokens { SpecialTokens::Skip } else { SpecialTokens::Show };
     let mut sequences = Vec::with_capacity(requests.len());
-    for (index, (prompt, request)) in requests.into_iter().enumerate() {
+    let mut first = None;
+    for (index, (prompt, mut request)) in requests.into_iter().enumerate() {
+        let is_first = index % call.choices as usize == 0;
+        request.shares_prompt_with = first.filter(|_| !is_first);
         let options = SequenceOptions {
             index: u32::try_from(index).expect("prompts and choices are limited"),
             stops: Arc::clone(&stops),
@@ -102,6 +107,7 @@ async fn submit(
             include_stop: call.stopping.include_stop,
             logprobs: call.sampling.logprobs.is_some(),
             echo: call.echo,
+            is_first,
             hide_output: call.stopping.max_tokens.is_zero(),
             min_tokens: call.sampling.min_tokens,
         };
@@ -113,6 +119,7 @@ async fn submit(
         let part = (call.echo || call.return_token_ids || wants_logprobs)
             .then(|| PromptPart::new(prompt, tokenizer.clone(), call.echo, wants_logprobs));
         let stream = app.handle.submit(request).await.map_err(|error| submit_error(error.into(), call))?;
+        first = if is_first { Some(stream.key()) } else { first };
         sequences.push(Sequence::new(stream, decoder, pieces, part, options));
     }
     Ok(sequences)
@@ -159,6 +166,9 @@ fn check_counts(call: &Call) -> Result<(), ApiError> {
     }
     if call.choices == 0 || call.choices > CHOICES_MAX {
         return Err(ApiError::invalid("n", format!("n must be between 1 and {CHOICES_MAX}, got {}", call.choices)));
+    }
+    if call.cache_salt.as_ref().is_some_and(String::is_empty) {
+        return Err(ApiError::invalid("cache_salt", "cache_salt must not be empty: leave it out to share with all"));
     }
     Ok(())
 }

@@ -94,5 +94,7 @@ pub(crate) struct Call {
     /// Keep only the end of each prompt.
     pub(crate) truncate: Option<Truncate>,
     pub(crate) priority: i32,
+    /// Cached prefixes are shared only with calls of the same salt.
+    pub(crate) cache_salt: Option<String>,
     pub(crate) dp_rank: Option<u32>,
 }

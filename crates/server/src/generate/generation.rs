@@ -14,6 +14,8 @@ use crate::api_error::ApiError;
 pub(crate) struct Usage {
     /// Each prompt once, however many choices it has.
     pub(crate) prompt_tokens: usize,
+    /// Of these, read from the prefix cache.
+    pub(crate) cached_tokens: usize,
     /// Over all choices.
     pub(crate) completion_tokens: usize,
 }
@@ -38,7 +40,7 @@ impl Generation {
             .into_iter()
             .map(|sequence| unfold(sequence, async |mut sequence| Some((sequence.next().await?, sequence))).boxed())
             .collect();
-        let usage = Usage { prompt_tokens, completion_tokens: 0 };
+        let usage = Usage { prompt_tokens, ..Usage::default() };
         Self { sequences, choices, open: choices, usage, prompt_text, record, _place: place }
     }
 
@@ -47,6 +49,7 @@ impl Generation {
         match self.sequences.next().await? {
             Ok(delta) => {
                 self.usage.completion_tokens += delta.token_ids.len();
+                self.usage.cached_tokens += delta.cached_tokens as usize;
                 self.record.progress(&delta, self.usage.prompt_tokens);
                 if delta.finish.is_some() {
                     self.open -= 1;

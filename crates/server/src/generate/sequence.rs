@@ -55,6 +55,8 @@ pub(crate) struct Delta {
     /// One per token where log-probabilities were asked for, else empty.
     pub(crate) pieces: Vec<TokenPiece>,
     pub(crate) finish: Option<Finish>,
+    /// With the first piece of a prompt's first choice: tokens of the prompt that were read from the prefix cache.
+    pub(crate) cached_tokens: u32,
     /// With the first piece of a choice, where something is asked for about its prompt.
     pub(crate) prompt: Option<Box<PromptReport>>,
 }
@@ -77,6 +79,8 @@ pub(crate) struct SequenceOptions {
     pub(crate) logprobs: bool,
     /// Whether the answer begins with the prompt.
     pub(crate) echo: bool,
+    /// Whether it is the first choice of its prompt: what others read from the cache is what this one computed.
+    pub(crate) is_first: bool,
     /// Stop strings count only in what follows this many tokens.
     pub(crate) min_tokens: u32,
     /// Whether what is produced stays unseen: nothing was to be produced.
@@ -94,6 +98,7 @@ pub(crate) struct Sequence {
     text_offset: usize,
     /// Tokens decoded so far.
     decoded: u32,
+    has_begun: bool,
     /// Gone once the choice has begun.
     prompt: Option<PromptPart>,
     options: SequenceOptions,
@@ -108,7 +113,17 @@ impl Sequence {
         options: SequenceOptions,
     ) -> Self {
         let stops = StopMatcher::new(&options.stops, options.include_stop);
-        Self { stream: Some(stream), decoder, stops, pieces, text_offset: 0, decoded: 0, prompt, options }
+        Self {
+            stream: Some(stream),
+            decoder,
+            stops,
+            pieces,
+            text_offset: 0,
+            decoded: 0,
+            has_begun: false,
+            prompt,
+            options,
+        }
     }
 
     /// What comes next; `None` after the end.
@@ -183,6 +198,9 @@ impl Sequence {
     /// An empty piece, or one that holds the prompt's part when it is the first.
     fn begin(&mut self) -> Result<Delta, ApiError> {
         let mut delta = Delta { index: self.options.index, ..Delta::default() };
+        if !std::mem::replace(&mut self.has_begun, true) && self.options.is_first {
+            delta.cached_tokens = self.stream.as_ref().map_or(0, TokenStream::cached_tokens);
+        }
         if let Some(prompt) = self.prompt.take() {
             delta.prompt = Some(Box::new(prompt.report()?));
             delta.text = prompt.text()?;

@@ -128,6 +128,7 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
         truncate: truncate(message.truncate_prompt_tokens)?,
         skip_special_tokens: message.skip_special_tokens.unwrap_or(true),
         priority: message.priority.unwrap_or(0),
+        cache_salt: message.cache_salt,
         dp_rank: dp_rank(metadata.get("x-data-parallel-rank").map(MetadataValue::as_bytes))?,
     })
 }
@@ -168,7 +169,11 @@ fn response(id: &str, delta: Delta, generation: &Generation, continuous: bool) -
     let usage = (continuous || generation.is_done()).then(|| {
         let usage = generation.usage();
         let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
-        UsageMessage { prompt_tokens: count(usage.prompt_tokens), completion_tokens: count(usage.completion_tokens) }
+        UsageMessage {
+            prompt_tokens: count(usage.prompt_tokens),
+            completion_tokens: count(usage.completion_tokens),
+            cached_tokens: count(usage.cached_tokens),
+        }
     });
     let (finish_reason, stop_reason) = match delta.finish {
         None => (None, None),

@@ -148,6 +148,7 @@ fn common() -> Vec<(&'static str, Value)> {
         ("skip_special_tokens", flag.clone()),
         ("add_special_tokens", flag.clone()),
         ("priority", json!({"type": "integer"})),
+        ("cache_salt", json!({"type": "string", "minLength": 1})),
         ("prompt_logprobs", integer(0)),
         ("truncate_prompt_tokens", integer(-1)),
         ("return_token_ids", flag.clone()),

@@ -33,6 +33,7 @@ impl Collector for FleetCollector {
         ranks(&mut writer, &status.ranks)?;
         ledger(&mut writer, &status.ranks)?;
         fleet(&mut writer, &status)?;
+        prefix_cache(&mut writer, &status.ranks)?;
         timings(&mut writer, &status)?;
         speculation(&mut writer, &status.ranks)
     }
@@ -184,6 +185,35 @@ fn ranks(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
         "paceline_worker_restarts",
         "Workers that took the rank's place after the first",
         by_rank(ranks, |rank| rank.restarts),
+    )
+}
+
+/// How much of prompts was computed before.
+fn prefix_cache(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
+    writer.gauges(
+        "paceline_kv_blocks_cached",
+        "KV blocks that only the prefix cache holds, given up when their room is needed",
+        by_rank_gauge(ranks, |rank| f64::from(rank.kv_blocks_cached)),
+    )?;
+    writer.counters(
+        "paceline_prefix_cache_queried_tokens",
+        "Tokens of requests that started, looked up in the prefix cache",
+        by_rank(ranks, |rank| rank.counters.prefix_queried_tokens),
+    )?;
+    writer.counters(
+        "paceline_prefix_cache_hit_tokens",
+        "Tokens that these requests read from the prefix cache",
+        by_rank(ranks, |rank| rank.counters.prefix_hit_tokens),
+    )?;
+    writer.counters(
+        "paceline_prefix_cache_hit_requests",
+        "Requests that read something from the prefix cache",
+        by_rank(ranks, |rank| rank.counters.prefix_hit_requests),
+    )?;
+    writer.counters(
+        "paceline_prefix_cache_evicted_blocks",
+        "Cached KV blocks whose room was needed",
+        by_rank(ranks, |rank| rank.counters.blocks_evicted),
     )
 }
 

@@ -101,6 +101,16 @@ impl Collector for VllmCollector {
             ("vllm:num_preemptions", "Requests that lost their blocks and began again"),
             ranks().map(|rank| (rank.dp_rank, rank.counters.preemptions)),
         )?;
+        self.counters(
+            &mut encoder,
+            ("vllm:prefix_cache_queries", "Tokens of requests that started, looked up in the prefix cache"),
+            ranks().map(|rank| (rank.dp_rank, rank.counters.prefix_queried_tokens)),
+        )?;
+        self.counters(
+            &mut encoder,
+            ("vllm:prefix_cache_hits", "Tokens that these requests read from the prefix cache"),
+            ranks().map(|rank| (rank.dp_rank, rank.counters.prefix_hit_tokens)),
+        )?;
         let mut config = encoder.encode_descriptor(
             "vllm:cache_config_info",
             "The KV cache of each rank",

@@ -45,6 +45,7 @@ pub(crate) struct Common {
     pub(crate) truncate: Option<Truncate>,
     pub(crate) choices: u32,
     pub(crate) priority: i32,
+    pub(crate) cache_salt: Option<String>,
     /// The caller's own id for the call; one in the header counts for more.
     pub(crate) request_id: Option<String>,
     /// `Some` when the answer is to be streamed.
@@ -89,6 +90,7 @@ impl Common {
             skip_special_tokens: fields.boolean("skip_special_tokens")?.unwrap_or(true),
             choices: choices(fields)?,
             priority: priority(fields)?,
+            cache_salt: fields.text("cache_salt")?,
             request_id: fields.text("request_id")?,
             stream: stream(fields)?,
         };
@@ -110,6 +112,7 @@ impl Common {
             return_token_ids: self.reported.token_ids,
             truncate: self.truncate,
             priority: self.priority,
+            cache_salt: self.cache_salt.clone(),
             dp_rank: None,
         }
     }

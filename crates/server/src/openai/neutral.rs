@@ -69,7 +69,6 @@ pub(crate) const COMMON: &[(&str, Neutral)] = &[
     ("spaces_between_special_tokens", Neutral::Boolean(true)),
     ("response_format", Neutral::TextFormat),
     ("structured_outputs", Neutral::Nothing),
-    ("cache_salt", Neutral::Nothing),
     ("kv_transfer_params", Neutral::Nothing),
     ("vllm_xargs", Neutral::Empty),
     ("thinking_token_budget", Neutral::Nothing),

@@ -61,8 +61,15 @@ pub(crate) struct UsageBody {
     prompt_tokens: usize,
     total_tokens: usize,
     completion_tokens: usize,
-    prompt_tokens_details: Null,
+    prompt_tokens_details: PromptTokensDetails,
     completion_tokens_details: Null,
+}
+
+/// What became of a call's prompt tokens.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct PromptTokensDetails {
+    /// Read from the prefix cache.
+    cached_tokens: usize,
 }
 
 impl From<Usage> for UsageBody {
@@ -71,7 +78,7 @@ impl From<Usage> for UsageBody {
             prompt_tokens: usage.prompt_tokens,
             total_tokens: usage.prompt_tokens + usage.completion_tokens,
             completion_tokens: usage.completion_tokens,
-            prompt_tokens_details: None,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached_tokens },
             completion_tokens_details: None,
         }
     }
@@ -82,7 +89,7 @@ impl UsageBody {
     pub(crate) fn as_response(&self) -> Value {
         json!({
             "input_tokens": self.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": self.prompt_tokens_details,
             "output_tokens": self.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self.total_tokens,

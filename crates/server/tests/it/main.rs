@@ -9,6 +9,7 @@ mod echo;
 mod explain;
 mod grpc;
 mod lifecycle;
+mod prefix;
 mod responses;
 mod surface;
 mod tokenizer;
