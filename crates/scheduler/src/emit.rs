@@ -6,7 +6,8 @@ use paceline_plan::{
 };
 
 use crate::rank::Rank;
-use crate::request::{Request, Requests, Seated, Slot};
+use crate::request::{Request, Requests, Slot};
+use crate::seated::Seated;
 use crate::select::Selected;
 
 /// A row that was sent, kept until its reply is in.
@@ -38,8 +39,9 @@ pub(crate) struct Told {
     pub(crate) k_draft: u32,
 }
 
-/// Makes a rank's part of the plan and marks its requests as in flight. `rows` are the rows that run; decode rows
-/// are `query_len` long when it is given (FULL), else as long as they need to be.
+/// Makes a rank's part of the plan and marks its requests as in flight. `rows` are the rows that run, in the order in
+/// which they are sent; decode rows are `query_len` long when it is given (FULL), else as long as they need to be. `draft`
+/// and `sent` are empty and lend their memory; rows that were sent are added to `sent`.
 pub(crate) fn rank_part(
     rank: &mut Rank,
     requests: &mut Requests,
@@ -47,27 +49,31 @@ pub(crate) fn rank_part(
     query_len: Option<QueryLen>,
     told: Told,
     tick: u64,
-) -> (RankPart, Vec<SentRow>) {
-    let mut draft = RankDraft { dp_rank: rank.dp_rank, ..RankDraft::default() };
-    let mut sent = Vec::with_capacity(rows.len());
+    (mut draft, sent): (RankDraft, &mut Vec<SentRow>),
+) -> RankPart {
+    draft.dp_rank = rank.dp_rank;
     if rows.is_empty() {
-        return (checked(draft), sent);
+        return checked(draft);
     }
-    draft.releases = std::mem::take(&mut rank.releases);
-    let mut rows = rows.to_vec();
-    // Decode rows first; within a kind by seat, so that steady rows keep their places in the worker's buffers.
-    rows.sort_by_key(|row| (!row.is_decode, requests[row.slot].on_seat().seat));
-    for selected in &rows {
-        let request = &mut requests[selected.slot];
-        tell(request, selected, told, &mut draft);
-        let (row, sent_row) = row(request, selected, query_len);
-        draft.rows.push(row);
-        draft.decode_rows += u32::from(selected.is_decode);
+    draft.releases.append(&mut rank.releases);
+    draft.rows.reserve(rows.len());
+    sent.reserve(rows.len());
+    for selected in rows {
+        let seated = *rank.on(selected.seat);
+        let is_known = selected.is_decode && seated.blocks_told > 0;
+        let sent_row = if is_known && seated.blocks_told == seated.blocks {
+            decode_row(&seated, selected, query_len, &mut draft)
+        } else {
+            tell(rank, &requests[seated.slot], selected, told, &mut draft);
+            row(rank.on(selected.seat), &requests[seated.slot], selected, query_len, &mut draft)
+        };
         sent.push(sent_row);
-        launch(request.on_seat_mut(), &sent_row, told.k_draft);
-        request.on_seat_mut().last_run = tick;
+        let seated = rank.on_mut(selected.seat);
+        launch(seated, &sent_row, told.k_draft);
+        seated.last_run = tick;
     }
-    (checked(draft), sent)
+    rank.ran(rows.len(), tick);
+    checked(draft)
 }
 
 /// Rule 16: where the request is once this row is answered, at most.
@@ -87,62 +93,69 @@ fn checked(draft: RankDraft) -> RankPart {
 
 /// Adds what the worker does not know yet: the request itself, this chunk's tokens and those that the drafter needs
 /// after it, new blocks.
-fn tell(request: &mut Request, selected: &Selected, told: Told, draft: &mut RankDraft) {
+fn tell(rank: &mut Rank, request: &Request, selected: &Selected, told: Told, draft: &mut RankDraft) {
+    let Rank { seated, tables, .. } = rank;
+    let seat = selected.seat;
+    let (seated, table) = (&mut seated[seat.index()], &tables[seat.index()]);
     let (prompt_len, history) = (request.prompt_len, request.history || told.keep_history);
-    let seated = request.on_seat();
-    let (seat, generation) = (seated.seat, seated.generation);
-    if !seated.told {
+    let Seated { generation, computed, blocks_told, .. } = *seated;
+    if blocks_told == 0 {
         let sampling = request.sampling.clone();
-        let computed = seated.computed;
         draft.admissions.push(Admission { seat, generation, prompt_len, computed, adapter: 0, sampling, history });
     }
     if !selected.is_decode {
-        let start = if seated.told || history { seated.fed } else { seated.computed };
+        let start = if blocks_told > 0 || history { seated.fed } else { computed };
         let end = seated.start_max + selected.tokens;
         // One token past a chunk that is reported tells the worker that the chunk ends nothing.
         let lookahead = told.lookahead.max(u32::from(request.reports(seated.start_max, end)));
         let end = (end + lookahead).min(seated.prompt_end);
         if end > start {
-            let tokens = request.tokens[start as usize..end as usize].to_vec().into();
+            let tokens = request.tokens[start as usize..end as usize].into();
             draft.feeds.push(Feed { seat, start, tokens });
-            request.on_seat_mut().fed = end;
+            seated.fed = end;
         }
     }
-    let seated = request.on_seat_mut();
-    if seated.blocks_told < seated.blocks.len() {
-        let blocks = seated.blocks[seated.blocks_told..].to_vec().into();
+    if blocks_told < seated.blocks {
+        let blocks = table[blocks_told as usize..].into();
         draft.block_appends.push(BlockAppend { seat, kv_group: KvGroup::new(0), blocks });
+        seated.blocks_told = seated.blocks;
     }
-    seated.told = true;
-    seated.blocks_told = seated.blocks.len();
 }
 
-fn row(request: &Request, selected: &Selected, query_len: Option<QueryLen>) -> (Row, SentRow) {
-    let seated = request.on_seat();
-    let start = seated.start_max;
-    let Selected { slot, is_decode, tokens, drafts, .. } = *selected;
-    let shortest = if is_decode { QueryLen::verifying(drafts) } else { QueryLen::verifying(tokens - 1) };
-    let ends_prompt = start + tokens == seated.prompt_end;
-    let reports = !is_decode && request.reports(start, start + tokens);
-    let logits = match (is_decode, ends_prompt) {
-        (true, _) => LogitsWanted::Verify,
-        (false, _) if reports => LogitsWanted::All,
+/// The row of a request that decodes, of which the worker knows everything.
+fn decode_row(seated: &Seated, selected: &Selected, query_len: Option<QueryLen>, draft: &mut RankDraft) -> SentRow {
+    let Selected { seat, drafts, .. } = *selected;
+    let Seated { slot, generation, start_max, blocks, .. } = *seated;
+    let query_len = query_len.unwrap_or(QueryLen::verifying(drafts));
+    let (logits, mask) = (LogitsWanted::Verify, Mask::None);
+    draft.rows.push(Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask });
+    draft.decode_rows += 1;
+    let (known_max, reported_end) = (start_max + 1, None);
+    SentRow { slot, seat, generation, is_decode: true, tokens: 1, drafts, known_max, samples: true, reported_end }
+}
+
+fn row(
+    seated: &Seated,
+    request: &Request,
+    selected: &Selected,
+    query_len: Option<QueryLen>,
+    draft: &mut RankDraft,
+) -> SentRow {
+    if selected.is_decode {
+        return decode_row(seated, selected, query_len, draft);
+    }
+    let Selected { seat, tokens, drafts, .. } = *selected;
+    let Seated { slot, generation, start_max, blocks, .. } = *seated;
+    let end = start_max + tokens;
+    let samples = end == seated.prompt_end;
+    let reports = request.reports(start_max, end);
+    let logits = match (reports, samples) {
+        (true, _) => LogitsWanted::All,
         (false, true) => LogitsWanted::Last,
         (false, false) => LogitsWanted::None,
     };
-    let (seat, generation) = (seated.seat, seated.generation);
-    let row = Row {
-        seat,
-        generation,
-        start_max: start,
-        query_len: query_len.unwrap_or(shortest),
-        drafts,
-        blocks: seated.blocks.len() as u32,
-        logits,
-        mask: Mask::None,
-    };
-    let samples = is_decode || ends_prompt;
-    let known_max = if is_decode { start + 1 } else { seated.fed };
-    let reported_end = reports.then_some(request.prompt_len.min(start + tokens));
-    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known_max, samples, reported_end })
+    let query_len = query_len.unwrap_or(QueryLen::verifying(tokens - 1));
+    draft.rows.push(Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask: Mask::None });
+    let (known_max, reported_end) = (seated.fed, reports.then_some(request.prompt_len.min(end)));
+    SentRow { slot, seat, generation, is_decode: false, tokens, drafts, known_max, samples, reported_end }
 }

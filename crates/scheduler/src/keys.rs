@@ -89,6 +89,11 @@ impl KeyChain {
         }
     }
 
+    /// Room for the names of so many blocks.
+    pub(crate) fn make_room(&mut self, blocks: usize) {
+        self.keys.reserve(blocks.saturating_sub(self.keys.len()));
+    }
+
     pub(crate) fn keys(&self) -> &[BlockKey] {
         &self.keys
     }

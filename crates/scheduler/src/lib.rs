@@ -30,9 +30,11 @@ mod rank;
 mod request;
 mod runs;
 mod scheduler;
+mod seated;
 mod seats;
 mod select;
 pub mod shape;
+mod spare;
 mod stats;
 mod table;
 

@@ -1,11 +1,12 @@
 //! Where waiting requests start: late binding. A request stays in the one queue until a rank can start it now, and goes
 //! to the rank with the least load in tokens.
 
-use paceline_plan::WorkerLimits;
+use paceline_plan::{Seat, WorkerLimits};
 
 use crate::Config;
 use crate::rank::Rank;
 use crate::request::{Request, Requests, Slot};
+use crate::seated::Load;
 use crate::select::Selection;
 
 /// What placement knows of a rank, counting what it has already given it in this round.
@@ -30,22 +31,9 @@ struct View {
     last_placed: u64,
 }
 
-/// Known tokens of what runs, plus what is left of its prompts.
-pub(crate) fn load_tokens(rank: &Rank, requests: &Requests) -> u64 {
-    let load = |slot: &Slot| {
-        let request = &requests[*slot];
-        u64::from(request.known()) + u64::from(request.on_seat().prompt_left())
-    };
-    rank.running.iter().map(load).sum()
-}
-
 /// Tokens that a rank of another group is likely to have left in its next step.
-fn budget_expected(rank: &Rank, requests: &Requests, limits: &WorkerLimits, query_len: u32) -> u32 {
-    let cost = |slot: &Slot| match requests[*slot].on_seat().prompt_left() {
-        0 => u64::from(query_len),
-        left => left.into(),
-    };
-    let taken: u64 = rank.running.iter().map(cost).sum();
+fn budget_expected(load: &Load, limits: &WorkerLimits, query_len: u32) -> u32 {
+    let taken = load.prompt_left + u64::from(load.decoding) * u64::from(query_len);
     u32::try_from(u64::from(limits.max_num_batched_tokens).saturating_sub(taken)).unwrap_or(0)
 }
 
@@ -58,7 +46,7 @@ pub(crate) struct Start {
     /// Tokens of it that are to be computed.
     pub(crate) tokens: u32,
     /// Requests of lower priority that make room for it.
-    pub(crate) victims: Vec<Slot>,
+    pub(crate) victims: Vec<Seat>,
     /// Whether it waits for the blocks of requests that leave while steps in flight run them.
     pub(crate) waits: bool,
 }
@@ -88,9 +76,9 @@ pub(crate) struct Placement<'a> {
     pub(crate) requests: &'a Requests,
     pub(crate) config: &'a Config,
     pub(crate) query_len: u32,
-    /// Indices of the planned group's ranks.
-    pub(crate) members: &'a [usize],
-    /// Their rows so far.
+    /// Index of the group that is planned.
+    pub(crate) group: usize,
+    /// The rows of its ranks so far.
     pub(crate) selections: &'a [Selection],
 }
 
@@ -101,7 +89,7 @@ struct Offer {
     /// Blocks that it takes from what is spare.
     blocks: u32,
     hit_tokens: u32,
-    victims: Vec<Slot>,
+    victims: Vec<Seat>,
     waits: bool,
 }
 
@@ -180,7 +168,7 @@ impl Placement<'_> {
         let to_the_end = request.preemptions > self.config.policies.preemptions_free && !alone;
         let (last, spare) = if to_the_end {
             let started = view.blocks_started;
-            let spare = rank.blocks_spare_to_the_end(self.requests, limits).saturating_sub(started);
+            let spare = rank.blocks_spare_to_the_end(limits).saturating_sub(started);
             (request.longest_computed(), spare.min(view.blocks))
         } else {
             (request.known(), view.blocks)
@@ -216,13 +204,13 @@ impl Placement<'_> {
 
     fn with_victims(&self, request: &Request, position: usize, view: &View, chosen: &Chosen) -> Option<Offer> {
         let rank = &self.ranks[position];
-        let taken = |slot: &Slot| chosen.starts.iter().any(|start| start.victims.contains(slot));
-        let lower = rank.running.iter().copied().filter(|slot| {
-            let other = &self.requests[*slot];
-            other.priority > request.priority && !taken(slot)
-        });
-        let mut lower: Vec<Slot> = lower.collect();
-        lower.sort_by_key(|slot| std::cmp::Reverse(self.requests[*slot].standing()));
+        let place = rank.place;
+        let taken =
+            |seat: &Seat| chosen.starts.iter().any(|start| start.index == place && start.victims.contains(seat));
+        let lower = rank.running.iter().copied();
+        let lower = lower.filter(|seat| rank.standing(*seat).0 > request.priority && !taken(seat));
+        let mut lower: Vec<Seat> = lower.collect();
+        lower.sort_by_key(|seat| std::cmp::Reverse(rank.standing(*seat)));
         let mut view = *view;
         view.budget = view.budget.max(1);
         view.some_leave = true;
@@ -238,14 +226,12 @@ impl Placement<'_> {
                 return Some(Offer { position, blocks, waits, ..Offer::default() });
             }
         }
-        for slot in lower {
-            let seated = self.requests[slot].on_seat();
-            let blocks = &seated.blocks;
-            waits |= seated.in_flight > 0;
+        for seat in lower {
+            waits |= rank.on(seat).in_flight > 0;
             view.seats += 1;
             view.requests = view.requests.saturating_sub(1);
-            view.blocks += blocks.iter().filter(|block| rank.blocks.holders(**block) == 1).count() as u32;
-            victims.push(slot);
+            view.blocks += rank.blocks_alone(seat);
+            victims.push(seat);
             if let Some(blocks) = self.fits(request, position, &view) {
                 return Some(Offer { position, blocks, hit_tokens: 0, victims, waits });
             }
@@ -275,8 +261,7 @@ impl Placement<'_> {
         view.some_leave |= !victims.is_empty();
         view.some_share |= blocks < needed;
         for victim in &victims {
-            let held = &self.requests[*victim].on_seat().blocks;
-            view.blocks += held.iter().filter(|block| self.ranks[position].blocks.holders(**block) == 1).count() as u32;
+            view.blocks += self.ranks[position].blocks_alone(*victim);
             view.requests -= 1;
         }
         view.blocks = view.blocks.saturating_sub(blocks + u32::from(grows));
@@ -303,25 +288,25 @@ impl Placement<'_> {
 
     /// A rank that holds a running request back takes no new one.
     fn view(&self, position: usize) -> View {
-        let rank = &self.ranks[position];
-        let index = self.members.iter().position(|member| *member == position);
+        let (rank, limits) = (&self.ranks[position], &self.config.limits);
+        let load = rank.load(limits);
+        let index = (rank.group == self.group).then_some(rank.place);
         let budget = index.map_or_else(
-            || budget_expected(rank, self.requests, &self.config.limits, self.query_len),
+            || budget_expected(&load, limits, self.query_len),
             |index| if self.selections[index].held.is_empty() { self.selections[index].budget_left } else { 0 },
         );
         let requests = rank.running.len() as u32;
-        let prompts = rank.running.iter();
         View {
             index,
             open: rank.available,
-            seats: self.config.limits.max_num_seqs.saturating_sub(requests),
-            blocks: rank.blocks_spare(self.requests, &self.config.limits),
+            seats: limits.max_num_seqs.saturating_sub(requests),
+            blocks: rank.blocks_spare(limits),
             some_leave: false,
             some_share: false,
             blocks_started: 0,
             budget,
-            prompt_tokens: prompts.map(|slot| self.requests[*slot].on_seat().prompt_left()).sum(),
-            load_tokens: load_tokens(rank, self.requests),
+            prompt_tokens: u32::try_from(load.prompt_left).unwrap_or(u32::MAX),
+            load_tokens: load.tokens(),
             requests,
             last_placed: rank.last_placed,
         }

@@ -1,6 +1,7 @@
 //! One step of one group: rows of what runs, then what starts, then the shape, then the plan.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use paceline_plan::{DpRank, Epoch, GroupDraft, GroupId, GroupPart, StepId, StepPlan};
 
@@ -8,9 +9,10 @@ use crate::emit::{SentRow, Told, rank_part};
 use crate::explain::RankExplanation;
 use crate::pace::{self, Pace, Prospect};
 use crate::placement::{Chosen, Placement, Start};
-use crate::select::{Selected, Selection, Selector, trim_prompts};
+use crate::select::{Selection, Selector, trim_prompts};
 use crate::shape::{self, Decision, Demand};
-use crate::{Drafter, Explanation, HeldReason, Scheduler, check};
+use crate::spare::Desk;
+use crate::{Drafter, Explanation, HeldReason, Scheduler, ShapeReason, check, spare};
 
 /// A step that is not answered by every rank yet.
 #[derive(Clone, Debug)]
@@ -27,7 +29,7 @@ pub(crate) struct Group {
     pub(crate) id: GroupId,
     pub(crate) dp_ranks: Vec<DpRank>,
     /// The same as indices of ranks.
-    pub(crate) members: Vec<usize>,
+    pub(crate) members: Arc<[usize]>,
     pub(crate) epoch: Epoch,
     /// The newest step of the epoch; 0 before the first.
     pub(crate) step: StepId,
@@ -57,59 +59,107 @@ impl Scheduler {
     /// When the plan breaks a rule: a fault of the scheduler, found before any worker sees it.
     pub fn plan(&mut self, group: GroupId) -> Option<StepPlan> {
         let index = group.get() as usize;
-        let depth = self.config.depth;
-        if self.groups.get(index)?.in_flight.len() > depth as usize {
+        if self.groups.get(index)?.in_flight.len() > self.config.depth as usize {
             return None;
         }
-        let members = self.groups[index].members.clone();
+        let mut desk = std::mem::take(&mut self.spare.desk);
+        let plan = self.plan_on(index, &mut desk);
+        self.spare.desk = desk;
+        plan
+    }
+
+    /// Takes a plan back that was sent: its memory is used for a later one. Nobody needs to.
+    pub fn recycle(&mut self, plan: StepPlan) {
+        self.spare.keep_plan(plan);
+    }
+
+    fn plan_on(&mut self, index: usize, desk: &mut Desk) -> Option<StepPlan> {
+        let members = Arc::clone(&self.groups[index].members);
         let tick = self.groups[index].tick + 1;
         let k_by_load = self.rules.k_by_load(self.running_most(&members));
-        let mut selections: Vec<Selection> =
-            members.iter().map(|rank| self.selector(*rank, k_by_load).select()).collect();
-        let chosen = self.choose(&members, &selections);
-        let pace = self.pace(index, &selections, &chosen);
-        if let Pace::Held { .. } = pace {
-            for (rank, selection) in members.iter().zip(&mut selections) {
-                self.selector(*rank, k_by_load).hold_prompts(selection);
-            }
-        } else {
-            self.start_waiting(&members, &mut selections, chosen, tick, k_by_load);
+        let Desk { selections, demands, prospects } = desk;
+        selections.resize_with(selections.len().max(members.len()), Selection::default);
+        let selections = &mut selections[..members.len()];
+        for (rank, selection) in members.iter().zip(selections.iter_mut()) {
+            self.selector(*rank, k_by_load).select(selection);
         }
+        let pace = self.take_in(index, &members, selections, prospects, (tick, k_by_load));
         if let Pace::Level { tokens } = pace {
             selections.iter_mut().for_each(|selection| trim_prompts(selection, tokens, k_by_load + 1));
         }
-        self.add_wanted_blocks(&members, &mut selections);
-        let demands = self.demands(&members, &selections);
-        let decision = shape::decide(&self.rules, &demands)?;
-        for (selection, rows) in selections.iter_mut().zip(&decision.decode_rows_run) {
-            self.hold_past_ladder(selection, *rows);
+        self.add_wanted_blocks(&members, selections);
+        self.count_demands(&members, selections, demands);
+        let decision = shape::decide_in(&self.rules, demands, &mut self.spare)?;
+        for ((rank, selection), rows) in members.iter().zip(selections.iter_mut()).zip(&decision.decode_rows_run) {
+            self.hold_past_ladder(*rank, selection, *rows);
         }
-        let demands = self.demands(&members, &selections);
-
+        if matches!(decision.reason, ShapeReason::Held { .. }) {
+            self.count_demands(&members, selections, demands);
+        }
         let state = &mut self.groups[index];
         state.tick = tick;
         state.k_by_load = k_by_load;
         state.step = state.step.next();
-        let (epoch, step, dp_ranks) = (state.epoch, state.step, state.dp_ranks.clone());
+        self.account(index, &decision, demands, selections, pace);
+        Some(self.launch(index, &members, decision, selections))
+    }
+
+    /// Places waiting requests, and decides what the group's prompts may do.
+    fn take_in(
+        &mut self,
+        index: usize,
+        members: &[usize],
+        selections: &mut [Selection],
+        prospects: &mut Vec<Prospect>,
+        (tick, k): (u64, u32),
+    ) -> Pace {
+        let chosen = self.choose(index, selections);
+        let pace = self.pace(index, members, selections, &chosen, prospects);
+        if let Pace::Held { .. } = pace {
+            for (rank, selection) in members.iter().zip(selections) {
+                self.selector(*rank, k).hold_prompts(selection);
+            }
+        } else {
+            self.start_waiting(members, selections, chosen, tick, k);
+        }
+        pace
+    }
+
+    /// Makes the plan of what was decided, and keeps what its replies are checked against.
+    fn launch(
+        &mut self,
+        index: usize,
+        members: &[usize],
+        decision: Decision,
+        selections: &mut [Selection],
+    ) -> StepPlan {
+        let (limits, depth) = (self.config.limits, self.config.depth);
         let query_len = decision.is_full().then(|| decision.query_len());
-        let (k_verify, k_draft, passes) = (decision.k_verify, decision.k_draft, decision.passes.clone());
+        let Decision { k_verify, k_draft, passes, decode_rows_run, .. } = decision;
         let keep_history = self.config.drafter == Drafter::Ngram;
         let told = Told { keep_history, lookahead: self.config.lookahead(), k_draft };
-        let mut parts = Vec::with_capacity(members.len());
-        let mut rows = Vec::with_capacity(members.len());
-        for (rank, selection) in members.iter().zip(&selections) {
+        let state = &self.groups[index];
+        let Group { id: group, epoch, step, tick, .. } = *state;
+        let spare = &mut self.spare;
+        spare::keep(&mut spare.counts, decode_rows_run);
+        let mut dp_ranks = spare::empty(&mut spare.dp_ranks);
+        dp_ranks.extend_from_slice(&state.dp_ranks);
+        let mut parts = spare::empty(&mut spare.parts);
+        let mut rows = spare::empty(&mut spare.flights);
+        for (rank, selection) in members.iter().zip(selections) {
             let (rank, requests) = (&mut self.ranks[*rank], &mut self.requests);
-            let (part, sent) = rank_part(rank, requests, &selection.rows, query_len, told, tick);
-            check::blocks_add_up(rank, requests, tick);
+            let (draft, mut sent) = (spare.drafts.pop().unwrap_or_default(), spare::empty(&mut spare.sent));
+            selection.sort_by_seat(rank.seated.len());
+            let part = rank_part(rank, requests, &selection.rows, query_len, told, tick, (draft, &mut sent));
+            check::blocks_add_up(rank, requests, &limits, tick);
             parts.push(part);
             rows.push(Some(sent));
         }
         let draft = GroupDraft { group, epoch, step, depth, k_verify, k_draft, dp_ranks, passes };
-        let plan = GroupPart::new(draft).and_then(|part| StepPlan::new(part, parts, &self.config.limits));
+        let plan = GroupPart::new(draft).and_then(|part| StepPlan::new(part, parts, &limits));
         let plan = plan.unwrap_or_else(|error| panic!("the scheduler's own plan, step {step}: {error}"));
         self.groups[index].in_flight.push_back(InFlight { step, k_draft, rows });
-        self.account(index, &decision, &demands, selections, pace);
-        Some(plan)
+        plan
     }
 
     /// Running requests of the rank that has most of them.
@@ -128,21 +178,34 @@ impl Scheduler {
         }
     }
 
-    fn choose(&self, members: &[usize], selections: &[Selection]) -> Chosen {
+    fn choose(&mut self, group: usize, selections: &[Selection]) -> Chosen {
+        if self.queue.len() == 0 {
+            return Chosen::default();
+        }
+        self.ranks.iter_mut().for_each(|rank| rank.keep_load(&self.config.limits));
         let placement = Placement {
             ranks: &self.ranks,
             requests: &self.requests,
             config: &self.config,
             query_len: self.rules.query_len_max(),
-            members,
+            group,
             selections,
         };
         placement.choose(self.queue.iter())
     }
 
     /// How fast the group's prompts run, and how long they have been held for that.
-    fn pace(&mut self, index: usize, selections: &[Selection], chosen: &Chosen) -> Pace {
-        let mut prospects: Vec<Prospect> = selections.iter().map(|selection| self.prospect(selection)).collect();
+    fn pace(
+        &mut self,
+        index: usize,
+        members: &[usize],
+        selections: &[Selection],
+        chosen: &Chosen,
+        prospects: &mut Vec<Prospect>,
+    ) -> Pace {
+        prospects.clear();
+        let ranks = members.iter().zip(selections);
+        prospects.extend(ranks.map(|(rank, selection)| selection.prospect(&self.ranks[*rank])));
         for start in chosen.starts.iter().filter(|start| !start.waits) {
             let prospect = &mut prospects[start.index];
             let tokens = prospect.prompt_tokens.saturating_add(start.tokens);
@@ -150,30 +213,17 @@ impl Scheduler {
         }
         let most = self.config.limits.max_num_batched_tokens;
         let query_len = self.rules.query_len_max();
-        for prospect in &mut prospects {
+        for prospect in prospects.iter_mut() {
             prospect.prompt_tokens = prospect.prompt_tokens.min(most.saturating_sub(prospect.decode_rows * query_len));
         }
-        let pace = pace::decide(&self.config.policies, most, &prospects, self.groups[index].prompts_held_steps);
+        let pace = pace::decide(&self.config.policies, most, prospects, self.groups[index].prompts_held_steps);
         self.groups[index].prompts_held_steps = if let Pace::Held { steps } = pace { steps } else { 0 };
         pace
     }
 
-    fn prospect(&self, selection: &Selection) -> Prospect {
-        let mut prospect = Prospect::default();
-        for row in &selection.rows {
-            if row.is_decode {
-                prospect.decode_rows += 1;
-            } else {
-                let left = self.requests[row.slot].on_seat().prompt_left();
-                prospect.prompt_tokens = prospect.prompt_tokens.saturating_add(left);
-            }
-        }
-        prospect
-    }
-
     fn start_waiting(&mut self, members: &[usize], selections: &mut [Selection], chosen: Chosen, tick: u64, k: u32) {
         let Chosen { starts, skipped } = chosen;
-        let mut full = vec![false; members.len()];
+        let mut full = vec![false; if starts.is_empty() { 0 } else { members.len() }];
         for Start { slot, index, victims, waits, .. } in starts {
             let rank = members[index];
             let selection = &selections[index];
@@ -209,39 +259,23 @@ impl Scheduler {
         }
     }
 
-    fn demands(&self, members: &[usize], selections: &[Selection]) -> Vec<Demand> {
-        let demand = |(rank, selection): (&usize, &Selection)| {
-            self.demand(&selection.rows, self.ranks[*rank].running.len() as u32)
-        };
-        members.iter().zip(selections).map(demand).collect()
-    }
-
-    fn demand(&self, rows: &[Selected], running: u32) -> Demand {
-        let mut demand = Demand { running, ..Demand::default() };
-        for row in rows {
-            if row.is_decode {
-                demand.decode_rows += 1;
-                demand.drafts += row.drafts;
-                demand.drafts_max = demand.drafts_max.max(row.drafts);
-            } else {
-                let seated = self.requests[row.slot].on_seat();
-                demand.prompt_rows += 1;
-                demand.prompt_tokens += row.tokens;
-                demand.sampled_prompt_rows += u32::from(row.tokens == seated.prompt_left());
-            }
-        }
-        demand
+    fn count_demands(&self, members: &[usize], selections: &[Selection], demands: &mut Vec<Demand>) {
+        demands.clear();
+        demands.extend(members.iter().zip(selections).map(|(rank, selection)| selection.demand(&self.ranks[*rank])));
     }
 
     /// Keeps the first `decode_rows` decode rows: those that waited longest.
-    fn hold_past_ladder(&self, selection: &mut Selection, decode_rows: u32) {
-        let mut seen = 0;
+    fn hold_past_ladder(&self, rank: usize, selection: &mut Selection, decode_rows: u32) {
         let Selection { rows, held, .. } = selection;
+        if rows.len() <= decode_rows as usize {
+            return;
+        }
+        let mut seen = 0;
         rows.retain(|row| {
             seen += u32::from(row.is_decode);
             let keep = !row.is_decode || seen <= decode_rows;
             if !keep {
-                held.push((self.requests[row.slot].id, HeldReason::Ladder));
+                held.push((self.requests[self.ranks[rank].slot(row.seat)].id, HeldReason::Ladder));
             }
             keep
         });
@@ -253,12 +287,13 @@ impl Scheduler {
         group: usize,
         decision: &Decision,
         demands: &[Demand],
-        selections: Vec<Selection>,
+        selections: &mut [Selection],
         pace: Pace,
     ) {
         let target = &decision.passes[0];
         let downgraded = decision.reason.downgrading_rank();
-        let mut ranks = Vec::with_capacity(demands.len());
+        let mut ranks = self.groups[group].explanation.take().map_or_else(Vec::new, |before| before.ranks);
+        ranks.clear();
         for (index, (demand, selection)) in demands.iter().zip(selections).enumerate() {
             let rank = &mut self.ranks[self.groups[group].members[index]];
             let padding = shape::padding(&self.rules, decision, index, demand.tokens());
@@ -276,9 +311,9 @@ impl Scheduler {
                 prompt_rows: demand.prompt_rows,
                 real_tokens: demand.tokens(),
                 padding,
-                started: selection.started,
-                held: selection.held,
-                preempted: selection.preempted,
+                started: std::mem::take(&mut selection.started),
+                held: std::mem::take(&mut selection.held),
+                preempted: std::mem::take(&mut selection.preempted),
                 drafts_trimmed: selection.drafts_trimmed,
                 cached_tokens: selection.cached_tokens,
             });

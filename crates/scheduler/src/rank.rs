@@ -7,7 +7,8 @@ use paceline_plan::{DpRank, Release, Seat, SeatGeneration, WorkerLimits};
 use crate::blocks::BlockPool;
 use crate::keys::BlockKey;
 use crate::queue::Queue;
-use crate::request::{Place, Request, Requests, Seated, Slot};
+use crate::request::{Place, Request, Requests, Slot, Standing};
+use crate::seated::{Load, Seated};
 use crate::seats::SeatPool;
 use crate::stats::RankCounters;
 use crate::{Config, Drafter};
@@ -17,7 +18,7 @@ use crate::{Config, Drafter};
 pub(crate) struct Leaving {
     pub(crate) seat: Seat,
     pub(crate) generation: SeatGeneration,
-    pub(crate) in_flight: u32,
+    pub(crate) in_flight: u16,
     pub(crate) blocks: Vec<u32>,
 }
 
@@ -26,12 +27,25 @@ pub(crate) struct Rank {
     pub(crate) dp_rank: DpRank,
     /// Index of its group.
     pub(crate) group: usize,
+    /// Index in its group.
+    pub(crate) place: usize,
     /// Whether requests may start here.
     pub(crate) available: bool,
     pub(crate) seats: SeatPool,
     pub(crate) blocks: BlockPool,
-    /// In order of their start.
-    pub(crate) running: Vec<Slot>,
+    /// By seat: the numbers of who sits there.
+    pub(crate) seated: Vec<Seated>,
+    /// By seat: KV blocks, in order.
+    pub(crate) tables: Vec<Vec<u32>>,
+    /// By seat: who goes first.
+    pub(crate) standings: Vec<Standing>,
+    /// Seats in order of their requests' start.
+    pub(crate) running: Vec<Seat>,
+    /// The same, whoever waited longest first, then by standing, while `turns_hold`.
+    pub(crate) turns: Vec<Seat>,
+    turns_hold: bool,
+    /// Sums over `running`, while nothing has changed since they were made.
+    load: Option<Load>,
     /// Requests that left while steps that run them are in flight: their blocks may still be written (rule 11).
     pub(crate) leaving: Vec<Leaving>,
     /// Seats that the worker still has to be told are free; sent with the next step in which this rank has rows.
@@ -41,16 +55,27 @@ pub(crate) struct Rank {
     pub(crate) counters: RankCounters,
 }
 
+/// Most tokens that room is made for when a request starts; one that emits more gets room as it grows.
+const ROOM_TOKENS: u32 = 16_384;
+
 impl Rank {
-    pub(crate) fn new(dp_rank: DpRank, group: usize, config: &Config) -> Self {
+    pub(crate) fn new(dp_rank: DpRank, group: usize, place: usize, config: &Config) -> Self {
         let limits = &config.limits;
+        let seats = limits.seats as usize;
         Self {
             dp_rank,
             group,
+            place,
             available: true,
             seats: SeatPool::new(limits.seats),
             blocks: BlockPool::new(limits.num_blocks, config.prefix_cache.is_some()),
-            running: Vec::new(),
+            seated: vec![Seated::NOBODY; seats],
+            tables: vec![Vec::new(); seats],
+            standings: vec![Standing::default(); seats],
+            running: Vec::with_capacity(seats),
+            turns: Vec::with_capacity(seats),
+            turns_hold: true,
+            load: None,
             leaving: Vec::new(),
             releases: Vec::new(),
             last_placed: 0,
@@ -58,47 +83,116 @@ impl Rank {
         }
     }
 
+    /// The numbers of a seat.
+    pub(crate) fn on(&self, seat: Seat) -> &Seated {
+        &self.seated[seat.index()]
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn on_mut(&mut self, seat: Seat) -> &mut Seated {
+        self.load = None;
+        &mut self.seated[seat.index()]
+    }
+
+    /// Who sits there, while a request runs there.
+    pub(crate) fn slot(&self, seat: Seat) -> Slot {
+        self.on(seat).slot
+    }
+
+    pub(crate) fn standing(&self, seat: Seat) -> Standing {
+        self.standings[seat.index()]
+    }
+
     /// Puts a waiting request on a seat with no block yet. Its place in the queue must be gone already.
-    pub(crate) fn seat(&mut self, slot: Slot, request: &mut Request, tick: u64) {
+    pub(crate) fn seat(&mut self, slot: Slot, request: &mut Request, tick: u64, limits: &WorkerLimits) -> Seat {
         let (seat, generation) = self.seats.take().expect("a request starts on a rank with a free seat");
-        request.place = Place::Running(Seated {
-            dp_rank: self.dp_rank,
-            seat,
-            generation,
-            told: false,
-            computed: 0,
-            start_max: 0,
-            prompt_end: request.known(),
-            fed: 0,
-            blocks: Vec::new(),
-            blocks_told: 0,
-            published: 0,
-            proposed: 0,
-            proposing: 0,
-            last_run: tick,
-            in_flight: 0,
-            giving: 0,
-        });
-        self.running.push(slot);
+        request.place = Place::Running { dp_rank: self.dp_rank, seat };
+        let (known, end) = (request.known(), request.longest_computed() + 1);
+        *self.on_mut(seat) =
+            Seated { slot, generation, prompt_end: known, known, end, last_run: tick, ..Seated::NOBODY };
+        self.standings[seat.index()] = request.standing();
+        let room = (end - known).min(ROOM_TOKENS);
+        request.tokens.reserve(room as usize);
+        let blocks = limits.blocks_for((known + room).min(end)) as usize;
+        request.chain.make_room(blocks);
+        let table = &mut self.tables[seat.index()];
+        table.clear();
+        table.reserve(blocks);
+        self.running.push(seat);
+        self.turns.push(seat);
+        self.turns_hold = false;
+        seat
     }
 
     /// Takes a request off its seat; its place is void. The seat is free for another generation at once, the blocks when
     /// no step in flight runs the request (rule 11).
-    pub(crate) fn unseat(&mut self, slot: Slot, request: &mut Request) {
-        let Place::Running(seated) = std::mem::replace(&mut request.place, Place::Void) else {
-            panic!("only a running request leaves a seat");
-        };
-        let Seated { seat, generation, in_flight, blocks, told, .. } = seated;
+    pub(crate) fn unseat(&mut self, seat: Seat, request: &mut Request) {
+        request.place = Place::Void;
+        let Seated { slot, generation, in_flight, blocks_told, .. } =
+            std::mem::replace(self.on_mut(seat), Seated::NOBODY);
+        assert!(slot != Slot::NONE, "only a running request leaves a seat");
+        let blocks = &mut self.tables[seat.index()];
         if in_flight == 0 {
-            self.blocks.give_back(&blocks);
+            self.blocks.give_back(blocks);
+            blocks.clear();
         } else {
+            let blocks = std::mem::take(blocks);
             self.leaving.push(Leaving { seat, generation, in_flight, blocks });
         }
         self.seats.give_back(seat);
-        if told {
+        if blocks_told > 0 {
             self.releases.push(Release { seat, generation });
         }
-        self.running.retain(|other| *other != slot);
+        self.running.retain(|other| *other != seat);
+        self.turns.retain(|other| *other != seat);
+    }
+
+    /// Puts `turns` in order.
+    pub(crate) fn take_turns(&mut self) {
+        if self.turns_hold {
+            return;
+        }
+        let Self { turns, seated, standings, .. } = self;
+        turns.sort_unstable_by_key(|seat| (seated[seat.index()].last_run, standings[seat.index()]));
+    }
+
+    /// A step runs `rows` requests, after which each of them ran last in it. The order of turns holds as long as all run
+    /// in every step, since then it is that of their standings.
+    pub(crate) fn ran(&mut self, rows: usize, tick: u64) {
+        let Self { turns, seated, standings, .. } = self;
+        let all_ran = rows == turns.len();
+        self.turns_hold = all_ran && (self.turns_hold || turns.is_sorted_by_key(|seat| standings[seat.index()]));
+        debug_assert!(!all_ran || turns.iter().all(|seat| seated[seat.index()].last_run == tick));
+    }
+
+    /// The blocks of a request.
+    pub(crate) fn table(&self, seat: Seat) -> &[u32] {
+        &self.tables[seat.index()]
+    }
+
+    /// How many blocks of a request no other one holds.
+    pub(crate) fn blocks_alone(&self, seat: Seat) -> u32 {
+        self.table(seat).iter().filter(|block| self.blocks.holders(**block) == 1).count() as u32
+    }
+
+    /// Adds free blocks to a request's.
+    ///
+    /// # Panics
+    /// When fewer can be handed out.
+    pub(crate) fn take_blocks(&mut self, seat: Seat, count: u32) {
+        if count > 0 {
+            self.blocks.take(count, &mut self.tables[seat.index()]);
+            self.on_mut(seat).blocks += count;
+        }
+    }
+
+    /// Gives a request that was just seated its first blocks from the prefix cache, which hold `tokens`.
+    pub(crate) fn share_blocks(&mut self, seat: Seat, keys: &[BlockKey], tokens: u32) {
+        self.blocks.share(keys, &mut self.tables[seat.index()]);
+        let count = keys.len() as u32;
+        let seated = self.on_mut(seat);
+        (seated.blocks, seated.published) = (count, count);
+        (seated.computed, seated.start_max) = (tokens, tokens);
     }
 
     /// A step is answered that ran a request which is not on this seat any more.
@@ -149,35 +243,46 @@ impl Rank {
     }
 
     /// Sends a running request back to the queue: its KV is recomputed when it resumes, its tokens are kept.
-    pub(crate) fn preempt(&mut self, slot: Slot, requests: &mut Requests, queue: &mut Queue) {
+    pub(crate) fn preempt(&mut self, seat: Seat, requests: &mut Requests, queue: &mut Queue) {
+        let slot = self.slot(seat);
         let request = &mut requests[slot];
-        self.unseat(slot, request);
+        self.unseat(seat, request);
         request.place = Place::Waiting { resumes: true };
         request.preemptions += 1;
         queue.push(slot, request);
         self.counters.preemptions += 1;
     }
 
+    /// Sums over what runs here.
+    pub(crate) fn load(&self, limits: &WorkerLimits) -> Load {
+        self.load.unwrap_or_else(|| self.count_load(limits))
+    }
+
+    /// Counts the sums anew if something has changed since.
+    pub(crate) fn keep_load(&mut self, limits: &WorkerLimits) {
+        self.load = Some(self.load(limits));
+    }
+
+    pub(crate) fn count_load(&self, limits: &WorkerLimits) -> Load {
+        let mut load = Load::default();
+        self.running.iter().for_each(|seat| load.add(self.on(*seat), limits));
+        load
+    }
+
     /// Blocks that no running request is going to need soon: free ones, without what prompts that run still lack and
     /// one block for each request that grows past what it holds.
-    pub(crate) fn blocks_spare(&self, requests: &Requests, limits: &WorkerLimits) -> u32 {
-        let reserved: u32 = self.running.iter().map(|slot| reserve(&requests[*slot], limits)).sum();
-        self.blocks.free().saturating_sub(reserved)
+    pub(crate) fn blocks_spare(&self, limits: &WorkerLimits) -> u32 {
+        self.blocks.free().saturating_sub(self.load(limits).reserved)
     }
 
     /// Blocks that are left when every running request has grown to its end.
-    pub(crate) fn blocks_spare_to_the_end(&self, requests: &Requests, limits: &WorkerLimits) -> u32 {
-        let lack = |slot: &Slot| {
-            let request = &requests[*slot];
-            let longest = limits.blocks_for(request.longest_computed());
-            longest.saturating_sub(request.on_seat().blocks.len() as u32)
-        };
-        self.blocks.free().saturating_sub(self.running.iter().map(lack).sum())
+    pub(crate) fn blocks_spare_to_the_end(&self, limits: &WorkerLimits) -> u32 {
+        self.blocks.free().saturating_sub(self.load(limits).lack_to_the_end)
     }
 
     /// Blocks that prompts which run still lack.
-    pub(crate) fn blocks_promised(&self, requests: &Requests, limits: &WorkerLimits) -> u32 {
-        self.running.iter().map(|slot| prompt_lack(&requests[*slot], limits)).sum()
+    pub(crate) fn blocks_promised(&self, limits: &WorkerLimits) -> u32 {
+        self.running.iter().map(|seat| self.on(*seat).prompt_lack(limits)).sum()
     }
 }
 
@@ -207,16 +312,4 @@ fn readable_keys<'a>(request: &'a Request, config: &Config) -> &'a [BlockKey] {
 fn least_sure(matched: u32, request: &Request, config: &Config) -> u32 {
     let sure = if config.drafter == Drafter::Model { matched.saturating_sub(1) } else { matched };
     sure.min((request.known() - 1) / config.limits.block_size)
-}
-
-/// Blocks that a running request's known tokens still lack while its prompt is not computed.
-fn prompt_lack(request: &Request, limits: &WorkerLimits) -> u32 {
-    let seated = request.on_seat();
-    if seated.is_prompt() { limits.blocks_for(seated.prompt_end).saturating_sub(seated.blocks.len() as u32) } else { 0 }
-}
-
-fn reserve(request: &Request, limits: &WorkerLimits) -> u32 {
-    let held = request.on_seat().blocks.len() as u32;
-    let known = limits.blocks_for(request.known_max()).max(held);
-    known - held + u32::from(limits.blocks_for(request.longest_computed()) > known)
 }

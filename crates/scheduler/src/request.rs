@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use paceline_plan::{DpRank, Seat, SeatGeneration};
+use paceline_plan::{DpRank, Seat};
 
 use crate::keys::KeyChain;
 
@@ -49,60 +49,18 @@ pub struct RequestSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot(u32);
 
-/// What a running request holds on its rank.
-#[derive(Clone, Debug)]
-pub(crate) struct Seated {
-    pub(crate) dp_rank: DpRank,
-    pub(crate) seat: Seat,
-    pub(crate) generation: SeatGeneration,
-    /// Whether the worker was told of it.
-    pub(crate) told: bool,
-    /// Tokens whose KV is written and that are accepted, by the steps that are answered.
-    pub(crate) computed: u32,
-    /// The same once every step in flight is answered, if all drafts are accepted (rule 16): where its next row starts
-    /// at most.
-    pub(crate) start_max: u32,
-    /// Known tokens when it started: up to here its rows are prompt rows, whatever their length.
-    pub(crate) prompt_end: u32,
-    /// Tokens of its prompt rows that the worker was told.
-    pub(crate) fed: u32,
-    /// KV blocks, in order.
-    pub(crate) blocks: Vec<u32>,
-    /// How many of them the worker was told of.
-    pub(crate) blocks_told: usize,
-    /// How many of them have their name in the prefix cache, or were found to have one.
-    pub(crate) published: usize,
-    /// Drafts that the worker proposed in the newest answered step that ran it.
-    pub(crate) proposed: u32,
-    /// Drafts that it is to propose in the newest step in flight that gives the request a token.
-    pub(crate) proposing: u32,
-    /// Tick of the group's step that ran it last.
-    pub(crate) last_run: u64,
-    /// Steps that run it and are not answered yet.
-    pub(crate) in_flight: u32,
-    /// Those of them that give it a token, or more.
-    pub(crate) giving: u32,
-}
-
-impl Seated {
-    /// Whether its next row is a prompt row.
-    pub(crate) const fn is_prompt(&self) -> bool {
-        self.start_max < self.prompt_end
-    }
-
-    /// Tokens that prompt rows still have to run.
-    pub(crate) const fn prompt_left(&self) -> u32 {
-        self.prompt_end.saturating_sub(self.start_max)
-    }
+impl Slot {
+    /// No request.
+    pub(crate) const NONE: Self = Self(u32::MAX);
 }
 
 /// Where a request is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In the queue; `resumes` when it ran before.
     Waiting { resumes: bool },
     /// On a rank.
-    Running(Seated),
+    Running { dp_rank: DpRank, seat: Seat },
     /// Its group's epoch ended; the caller says what becomes of it.
     Void,
 }
@@ -146,31 +104,10 @@ impl Request {
         self.tokens.len() as u32
     }
 
-    /// `n_max` of a running request: known tokens if all in flight is accepted.
-    pub(crate) fn known_max(&self) -> u32 {
-        let seated = self.on_seat();
-        if seated.is_prompt() { seated.prompt_end } else { seated.start_max + 1 }
-    }
-
     /// Whether a prompt row from `start` to `end` gives logits at all its positions: it holds a prompt token that is not
     /// reported yet, or comes right before one.
     pub(crate) fn reports(&self, start: u32, end: u32) -> bool {
         start < self.prompt_len && self.report_next.is_some_and(|next| end >= next)
-    }
-
-    /// r: tokens left to emit. The length limit leaves more: a request that could pass it is refused.
-    pub(crate) fn left(&self) -> u32 {
-        self.prompt_len + self.max_new_tokens - self.known()
-    }
-
-    /// `r_min` of a running request: tokens left to emit if all in flight is accepted. 0: it may have ended by then.
-    pub(crate) fn left_least(&self) -> u32 {
-        (self.prompt_len + self.max_new_tokens).saturating_sub(self.known_max())
-    }
-
-    /// `r_max` of a running request: tokens left to emit if no draft in flight is accepted. 0: it ends in flight.
-    pub(crate) fn left_most(&self) -> u32 {
-        self.left().saturating_sub(self.on_seat().giving)
     }
 
     /// Tokens whose KV it needs at its longest: the last one is never computed.
@@ -180,26 +117,6 @@ impl Request {
 
     pub(crate) const fn standing(&self) -> Standing {
         (self.priority, self.arrival)
-    }
-
-    pub(crate) const fn seated(&self) -> Option<&Seated> {
-        match &self.place {
-            Place::Running(seated) => Some(seated),
-            Place::Waiting { .. } | Place::Void => None,
-        }
-    }
-
-    /// The seat of a request that is known to run.
-    pub(crate) fn on_seat(&self) -> &Seated {
-        self.seated().expect("a rank's list holds running requests only")
-    }
-
-    /// The seat of a request that is known to run.
-    pub(crate) fn on_seat_mut(&mut self) -> &mut Seated {
-        match &mut self.place {
-            Place::Running(seated) => seated,
-            Place::Waiting { .. } | Place::Void => panic!("a rank's list holds running requests only"),
-        }
     }
 }
 
@@ -228,11 +145,6 @@ impl Requests {
         self.index.remove(&request.id);
         self.free.push(slot);
         request
-    }
-
-    /// The request of a slot that may be empty, or another one's by now.
-    pub(crate) fn get(&self, slot: Slot) -> Option<&Request> {
-        self.slots[slot.0 as usize].as_ref()
     }
 
     pub(crate) fn find(&self, id: RequestId) -> Option<Slot> {

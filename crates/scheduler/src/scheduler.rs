@@ -6,12 +6,12 @@ use paceline_plan::{DpRank, Epoch, GroupId, StepId};
 
 use crate::cache::CacheChange;
 use crate::keys::KeyChain;
-use crate::placement::load_tokens;
 use crate::planner::Group;
 use crate::queue::Queue;
 use crate::rank::Rank;
 use crate::request::{Place, Request, Requests};
 use crate::shape::ShapeRules;
+use crate::spare::Spare;
 use crate::stats::RankCounters;
 use crate::{Config, Error, Explanation, RankStats, Refusal, RequestId, RequestSpec, Stats, check};
 
@@ -33,6 +33,7 @@ pub struct Scheduler {
     pub(crate) finished: u64,
     pub(crate) balance_real_tokens: u64,
     pub(crate) balance_largest_tokens: u64,
+    pub(crate) spare: Spare,
 }
 
 impl Scheduler {
@@ -45,7 +46,8 @@ impl Scheduler {
         let mut ranks: Vec<Rank> = Vec::new();
         let mut groups = Vec::with_capacity(config.groups.len());
         for (index, dp_ranks) in config.groups.iter().enumerate() {
-            ranks.extend(dp_ranks.iter().map(|dp_rank| Rank::new(*dp_rank, index, &config)));
+            let members = dp_ranks.iter().enumerate();
+            ranks.extend(members.map(|(place, dp_rank)| Rank::new(*dp_rank, index, place, &config)));
             groups.push(Group {
                 id: GroupId::new(index as u32),
                 dp_ranks: dp_ranks.clone(),
@@ -74,6 +76,7 @@ impl Scheduler {
             finished: 0,
             balance_real_tokens: 0,
             balance_largest_tokens: 0,
+            spare: Spare::default(),
         })
     }
 
@@ -123,15 +126,12 @@ impl Scheduler {
     /// they are answered. False when no such request lives.
     pub fn abort(&mut self, id: RequestId) -> bool {
         let Some(slot) = self.requests.find(id) else { return false };
-        match &self.requests[slot].place {
+        match self.requests[slot].place {
             Place::Waiting { .. } => {
                 self.queue.remove(&self.requests[slot]);
                 self.requests.remove(slot);
             }
-            Place::Running(seated) => {
-                let rank = seated.dp_rank.index();
-                self.retire(rank, slot);
-            }
+            Place::Running { dp_rank, seat } => self.retire(dp_rank.index(), seat),
             Place::Void => {
                 self.requests.remove(slot);
             }
@@ -148,12 +148,12 @@ impl Scheduler {
         state.step = StepId::default();
         state.in_flight.clear();
         let mut lost = Vec::new();
-        for member in &state.members {
+        for member in state.members.iter() {
             let rank = &mut self.ranks[*member];
-            for slot in rank.running.clone() {
-                let request = &mut self.requests[slot];
-                request.on_seat_mut().in_flight = 0;
-                rank.unseat(slot, request);
+            for seat in rank.running.clone() {
+                let request = &mut self.requests[rank.slot(seat)];
+                rank.on_mut(seat).in_flight = 0;
+                rank.unseat(seat, request);
                 lost.push(request.id);
             }
             rank.void_leaving();
@@ -211,7 +211,10 @@ impl Scheduler {
 
     /// Where a request runs; nothing while it waits or when it does not live.
     pub fn dp_rank_of(&self, id: RequestId) -> Option<DpRank> {
-        Some(self.requests[self.requests.find(id)?].seated()?.dp_rank)
+        match self.requests[self.requests.find(id)?].place {
+            Place::Running { dp_rank, .. } => Some(dp_rank),
+            Place::Waiting { .. } | Place::Void => None,
+        }
     }
 
     /// Tokens that a live request read from the prefix cache when it first started; nothing before.
@@ -259,7 +262,7 @@ impl Scheduler {
     /// When a count is off: a fault of the scheduler.
     pub fn assert_consistent(&self) {
         for rank in &self.ranks {
-            check::recount(rank, &self.requests);
+            check::recount(rank, &self.requests, &self.config.limits);
         }
         let waiting: u64 = self.queue.iter().map(|slot| u64::from(self.requests[slot].known())).sum();
         assert_eq!(waiting, self.queue.tokens(), "tokens of the queue");
@@ -272,7 +275,7 @@ impl Scheduler {
             blocks_used: rank.blocks.held(),
             blocks_cached: rank.blocks.cache.idle(),
             blocks_total: rank.blocks.total(),
-            load_tokens: load_tokens(rank, &self.requests),
+            load_tokens: rank.load(&self.config.limits).tokens(),
             counters: RankCounters { blocks_evicted: rank.blocks.cache.evicted, ..rank.counters.clone() },
         }
     }

@@ -2,17 +2,19 @@
 //! budget, a prompt row at least as much; whoever waited longest goes first, and what is left makes chunks longer.
 //! Allocates the blocks, and preempts where that lets an older request go on.
 
-use paceline_plan::WorkerLimits;
+use paceline_plan::{Seat, WorkerLimits};
 
+use crate::pace::Prospect;
 use crate::queue::Queue;
 use crate::rank::Rank;
-use crate::request::{Place, Request, Requests, Seated, Slot};
-use crate::{Config, Drafter, HeldReason, RequestId};
+use crate::request::{Requests, Slot};
+use crate::shape::Demand;
+use crate::{Config, HeldReason, RequestId};
 
 /// A row in the making.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Selected {
-    pub(crate) slot: Slot,
+    pub(crate) seat: Seat,
     pub(crate) is_decode: bool,
     /// Tokens of a prompt row's chunk; 1 in a decode row.
     pub(crate) tokens: u32,
@@ -33,14 +35,84 @@ pub(crate) struct Selection {
     pub(crate) drafts_trimmed: u32,
     /// Tokens that started requests read from the prefix cache.
     pub(crate) cached_tokens: u32,
+    /// Requests that have no row yet.
+    waiting: Vec<Seat>,
+    /// By seat, its row's index, and the rows in that order; memory of [`Self::sort_by_seat`].
+    places: Vec<u32>,
+    sorted: Vec<Selected>,
 }
 
 impl Selection {
+    /// Begins a new step in the memory of an old one.
+    fn clear(&mut self, budget: u32) {
+        let Self { rows, waiting, budget_left, started, held, preempted, drafts_trimmed, cached_tokens, .. } = self;
+        (*budget_left, *drafts_trimmed, *cached_tokens) = (budget, 0, 0);
+        rows.clear();
+        waiting.clear();
+        started.clear();
+        held.clear();
+        preempted.clear();
+    }
+
     /// What these requests take of the budget.
-    pub(crate) fn cost_of(&self, slots: &[Slot]) -> u32 {
-        self.rows.iter().filter(|row| slots.contains(&row.slot)).map(|row| row.cost).sum()
+    pub(crate) fn cost_of(&self, seats: &[Seat]) -> u32 {
+        self.rows.iter().filter(|row| seats.contains(&row.seat)).map(|row| row.cost).sum()
+    }
+
+    /// What the rows come to on a rank.
+    pub(crate) fn demand(&self, rank: &Rank) -> Demand {
+        let mut demand = Demand { running: rank.running.len() as u32, ..Demand::default() };
+        for row in &self.rows {
+            if row.is_decode {
+                demand.decode_rows += 1;
+                demand.drafts += row.drafts;
+                demand.drafts_max = demand.drafts_max.max(row.drafts);
+            } else {
+                demand.prompt_rows += 1;
+                demand.prompt_tokens += row.tokens;
+                demand.sampled_prompt_rows += u32::from(row.tokens == rank.on(row.seat).prompt_left());
+            }
+        }
+        demand
+    }
+
+    /// What a rank could run: all of its prompts, as far as they have a row.
+    pub(crate) fn prospect(&self, rank: &Rank) -> Prospect {
+        let mut prospect = Prospect::default();
+        for row in &self.rows {
+            if row.is_decode {
+                prospect.decode_rows += 1;
+            } else {
+                let left = rank.on(row.seat).prompt_left();
+                prospect.prompt_tokens = prospect.prompt_tokens.saturating_add(left);
+            }
+        }
+        prospect
+    }
+
+    /// Puts the rows in the order in which they are sent: decode rows first, each kind by seat, so that steady rows keep
+    /// their places in the worker's buffers.
+    pub(crate) fn sort_by_seat(&mut self, seats: usize) {
+        let Self { rows, places, sorted, .. } = self;
+        if rows.is_sorted_by_key(|row| (!row.is_decode, row.seat)) {
+            return;
+        }
+        places.clear();
+        places.resize(seats, NO_ROW);
+        for (index, row) in rows.iter().enumerate() {
+            places[row.seat.index()] = index as u32;
+        }
+        sorted.clear();
+        for is_decode in [true, false] {
+            let by_seat = places.iter().filter(|place| **place != NO_ROW).map(|place| rows[*place as usize]);
+            sorted.extend(by_seat.filter(|row| row.is_decode == is_decode));
+        }
+        std::mem::swap(rows, sorted);
     }
 }
+
+/// No row of a seat.
+const NO_ROW: u32 = u32::MAX;
 
 /// What selection works on: one rank, and the tables that preemption touches.
 pub(crate) struct Selector<'a> {
@@ -55,119 +127,108 @@ pub(crate) struct Selector<'a> {
 
 impl Selector<'_> {
     /// Rows for the requests that run on this rank.
-    pub(crate) fn select(mut self) -> Selection {
-        let budget_left = self.limits.max_num_batched_tokens;
-        let mut selection = Selection { budget_left, ..Selection::default() };
-        let mut waiting = self.order();
+    pub(crate) fn select(mut self, selection: &mut Selection) {
+        selection.clear(self.limits.max_num_batched_tokens);
+        self.rank.take_turns();
+        let mut waiting = std::mem::take(&mut selection.waiting);
+        waiting.extend_from_slice(&self.rank.turns);
         loop {
             let preempted = selection.preempted.len();
-            waiting.retain(|slot| !self.select_one(*slot, &mut selection));
+            waiting.retain(|seat| !self.select_one(*seat, selection));
             // A preemption gives back budget, perhaps enough for a row that was passed over.
             if selection.preempted.len() == preempted {
                 break;
             }
         }
-        selection.held.extend(waiting.iter().map(|slot| (self.requests[*slot].id, HeldReason::Budget)));
-        self.add_drafts(&mut selection);
-        self.grow_chunks(&mut selection);
-        selection
+        selection.held.extend(waiting.iter().map(|seat| (self.id(*seat), HeldReason::Budget)));
+        selection.waiting = waiting;
+        if self.k > 0 {
+            self.add_drafts(selection);
+        }
+        self.grow_chunks(selection);
     }
 
-    /// Whoever waited longest first, then by standing.
-    fn order(&self) -> Vec<Slot> {
-        let mut order = self.rank.running.clone();
-        order.sort_by_key(|slot| {
-            let request = &self.requests[*slot];
-            (request.on_seat().last_run, request.standing())
-        });
-        order
-    }
-
-    /// What a row takes of the budget at least, so that every row gets its turn (rule 10): Q for a decode row, and for
-    /// a prompt row as much, or what it has left.
-    fn least_cost(&self, request: &Request) -> u32 {
-        let seated = request.on_seat();
-        if seated.is_prompt() { seated.prompt_left().min(self.k + 1) } else { self.k + 1 }
+    fn id(&self, seat: Seat) -> RequestId {
+        self.requests[self.rank.slot(seat)].id
     }
 
     /// Gives a request a row, or holds it for want of blocks. False when the budget left is too small for it.
-    fn select_one(&mut self, slot: Slot, selection: &mut Selection) -> bool {
-        let request = &self.requests[slot];
-        // Preempted for a request before it.
-        let Some(seated) = request.seated() else { return true };
-        // Rule 16: all that it emits is in flight.
-        if request.left_most() == 0 {
+    fn select_one(&mut self, seat: Seat, selection: &mut Selection) -> bool {
+        let seated = self.rank.on(seat);
+        // Preempted for a request before it; or, by rule 16, all that it emits is in flight.
+        if !seated.is_taken() || seated.left_most() == 0 {
             return true;
         }
-        let (id, is_decode) = (request.id, !seated.is_prompt());
-        let cost = self.least_cost(request);
+        // Rule 10: every row gets its turn: a decode row costs Q, a prompt row as much, or what it has left.
+        let is_decode = !seated.is_prompt();
+        let cost = if is_decode { self.k + 1 } else { seated.prompt_left().min(self.k + 1) };
         if cost > selection.budget_left {
             return false;
         }
         let wanted = if is_decode { 1 } else { cost };
-        // Rule 16: whoever may have ended by then takes no block for a token that may be none.
-        if request.left_least() == 0 && self.fitting(slot, 0) == 0 {
-            return true;
-        }
-        let tokens = self.secure(slot, wanted, selection);
-        if tokens == 0 {
-            selection.held.push((id, HeldReason::Blocks));
-            return true;
+        let mut tokens = wanted;
+        if seated.fitting(0, self.limits) < wanted {
+            // Rule 16: whoever may have ended by then takes no block for a token that may be none.
+            if seated.left_least() == 0 && seated.fitting(0, self.limits) == 0 {
+                return true;
+            }
+            tokens = self.secure(seat, wanted, selection);
+            if tokens == 0 {
+                selection.held.push((self.id(seat), HeldReason::Blocks));
+                return true;
+            }
         }
         let cost = if is_decode { cost } else { tokens };
         selection.budget_left -= cost;
-        selection.rows.push(Selected { slot, is_decode, tokens, drafts: 0, cost });
+        selection.rows.push(Selected { seat, is_decode, tokens, drafts: 0, cost });
         true
     }
 
     /// Blocks for up to `wanted` more tokens; how many they hold. Fewer rather than a preemption; one token is worth
     /// a preemption when that is certain to make it fit.
-    fn secure(&mut self, slot: Slot, wanted: u32, selection: &mut Selection) -> u32 {
-        if self.fitting(slot, self.rank.blocks.free()) == 0 && !self.preempt_for(slot, selection) {
+    fn secure(&mut self, seat: Seat, wanted: u32, selection: &mut Selection) -> u32 {
+        if self.fitting(seat, self.rank.blocks.free()) == 0 && !self.preempt_for(seat, selection) {
             return 0;
         }
-        let tokens = wanted.min(self.fitting(slot, self.rank.blocks.free()));
-        self.allocate(slot, tokens);
+        let tokens = wanted.min(self.fitting(seat, self.rank.blocks.free()));
+        self.allocate(seat, tokens);
         tokens
     }
 
     /// Tokens after the computed ones that the held blocks and `more` others hold.
-    fn fitting(&self, slot: Slot, more: u32) -> u32 {
-        let seated = self.requests[slot].on_seat();
-        (seated.blocks.len() as u32 + more) * self.limits.block_size - seated.start_max
+    fn fitting(&self, seat: Seat, more: u32) -> u32 {
+        self.rank.on(seat).fitting(more, self.limits)
     }
 
-    fn allocate(&mut self, slot: Slot, tokens: u32) {
-        let seated = self.requests[slot].on_seat_mut();
+    fn allocate(&mut self, seat: Seat, tokens: u32) {
+        let seated = self.rank.on(seat);
         let needed = self.limits.blocks_for(seated.start_max + tokens);
-        let lack = needed.saturating_sub(seated.blocks.len() as u32);
-        if lack > 0 {
-            self.rank.blocks.take(lack, &mut seated.blocks);
-        }
+        let lack = needed.saturating_sub(seated.blocks);
+        self.rank.take_blocks(seat, lack);
     }
 
     /// Sends the request of lowest standing back to the queue, unless `slot` itself is that: its blocks make room for
     /// at least one token of `slot`, so nobody is evicted for nothing. They do so a step later when a step in flight runs
     /// it; while blocks are coming nobody else is evicted (rule 11).
-    fn preempt_for(&mut self, slot: Slot, selection: &mut Selection) -> bool {
-        if !self.rank.leaving.is_empty() && self.fitting(slot, self.rank.blocks.free() + self.rank.blocks_coming()) > 0
-        {
+    fn preempt_for(&mut self, seat: Seat, selection: &mut Selection) -> bool {
+        let rank = &self.rank;
+        if !rank.leaving.is_empty() && self.fitting(seat, rank.blocks.free() + rank.blocks_coming()) > 0 {
             return false;
         }
-        let standing = self.requests[slot].standing();
-        let victims = self.rank.running.iter().copied().filter(|victim| self.requests[*victim].standing() > standing);
-        let holding = victims.filter(|victim| !self.requests[*victim].on_seat().blocks.is_empty());
-        let Some(victim) = holding.max_by_key(|victim| self.requests[*victim].standing()) else { return false };
+        let standing = rank.standing(seat);
+        let victims = rank.running.iter().copied().filter(|victim| rank.standing(*victim) > standing);
+        let holding = victims.filter(|victim| rank.on(*victim).blocks > 0);
+        let Some(victim) = holding.max_by_key(|victim| rank.standing(*victim)) else { return false };
         self.preempt(victim, selection);
         true
     }
 
     /// Sends a running request back to the queue and takes its row out of the step.
-    pub(crate) fn preempt(&mut self, victim: Slot, selection: &mut Selection) {
-        if let Some(index) = selection.rows.iter().position(|row| row.slot == victim) {
+    pub(crate) fn preempt(&mut self, victim: Seat, selection: &mut Selection) {
+        if let Some(index) = selection.rows.iter().position(|row| row.seat == victim) {
             selection.budget_left += selection.rows.remove(index).cost;
         }
-        let id = self.requests[victim].id;
+        let id = self.id(victim);
         selection.held.retain(|(other, _)| *other != id);
         selection.preempted.push(id);
         self.rank.preempt(victim, self.requests, self.queue);
@@ -175,37 +236,39 @@ impl Selector<'_> {
 
     /// Rule 9, with the blocks that nobody else needs.
     fn add_drafts(&mut self, selection: &mut Selection) {
-        let promised = self.rank.blocks_promised(self.requests, self.limits);
+        let promised = self.rank.blocks_promised(self.limits);
         let longest = self.limits.max_model_len;
         for row in selection.rows.iter_mut().filter(|row| row.is_decode) {
-            let request = &self.requests[row.slot];
-            let room = longest.saturating_sub(request.known_max() + 1);
-            let allowed = self.k.min(room).min(request.left_least().saturating_sub(1));
-            let wanted = drafts_expected(self.config.drafter, request.on_seat()).min(allowed);
+            let seated = self.rank.on(row.seat);
+            let room = longest.saturating_sub(seated.known_max() + 1);
+            let allowed = self.k.min(room).min(seated.left_least().saturating_sub(1));
+            let wanted = seated.drafts_expected(self.config.drafter).min(allowed);
+            if wanted < seated.fitting(0, self.limits) {
+                row.drafts = wanted;
+                continue;
+            }
             let spare = self.rank.blocks.free().saturating_sub(promised);
-            row.drafts = wanted.min(self.fitting(row.slot, spare) - 1);
+            row.drafts = wanted.min(self.fitting(row.seat, spare) - 1);
             selection.drafts_trimmed += wanted - row.drafts;
-            self.allocate(row.slot, 1 + row.drafts);
+            self.allocate(row.seat, 1 + row.drafts);
         }
     }
 
     /// Rule 18: blocks for the positions that single passes write for `self.k` drafts, past what the row itself needs
     /// and within what the request can grow to. Nobody is held or preempted for them. Returns how many are missing.
     pub(crate) fn add_wanted_blocks(self, selection: &Selection) -> u32 {
-        let promised = self.rank.blocks_promised(self.requests, self.limits);
+        let promised = self.rank.blocks_promised(self.limits);
         let mut missing = 0;
         for row in &selection.rows {
-            let request = &mut self.requests[row.slot];
-            let longest = request.longest_computed();
-            let seated = request.on_seat_mut();
+            let seated = self.rank.on(row.seat);
             if !row.is_decode && row.tokens < seated.prompt_left() {
                 continue;
             }
             let written = seated.start_max + row.tokens + row.drafts;
-            let wanted = (written + self.k - 1).min(longest);
-            let lack = self.limits.blocks_for(wanted).saturating_sub(seated.blocks.len() as u32);
+            let wanted = (written + self.k - 1).min(seated.longest_computed());
+            let lack = self.limits.blocks_for(wanted).saturating_sub(seated.blocks);
             let taken = lack.min(self.rank.blocks.free().saturating_sub(promised));
-            self.rank.blocks.take(taken, &mut seated.blocks);
+            self.rank.take_blocks(row.seat, taken);
             missing += lack - taken;
         }
         missing
@@ -215,14 +278,14 @@ impl Selector<'_> {
     fn grow_chunks(&mut self, selection: &mut Selection) {
         let mut prompts: Vec<usize> =
             (0..selection.rows.len()).filter(|index| !selection.rows[*index].is_decode).collect();
-        prompts.sort_by_key(|index| self.requests[selection.rows[*index].slot].standing());
+        prompts.sort_by_key(|index| self.rank.standing(selection.rows[*index].seat));
         for index in prompts {
-            let Selected { slot, tokens, .. } = selection.rows[index];
-            let left = self.requests[slot].on_seat().prompt_left() - tokens;
-            let fitting = self.fitting(slot, self.rank.blocks.free()) - tokens;
+            let Selected { seat, tokens, .. } = selection.rows[index];
+            let left = self.rank.on(seat).prompt_left() - tokens;
+            let fitting = self.fitting(seat, self.rank.blocks.free()) - tokens;
             let more =
                 left.min(selection.budget_left).min(fitting).min(self.longest_chunk(selection).saturating_sub(tokens));
-            self.allocate(slot, tokens + more);
+            self.allocate(seat, tokens + more);
             selection.budget_left -= more;
             selection.rows[index].tokens += more;
             selection.rows[index].cost += more;
@@ -236,18 +299,17 @@ impl Selector<'_> {
         let request = &mut self.requests[slot];
         let hit = self.rank.hit(request, self.config).blocks;
         self.queue.remove(request);
-        self.rank.seat(slot, request, tick);
-        let cached_tokens = self.share(slot, hit);
-        selection.cached_tokens += cached_tokens;
-        let request = &mut self.requests[slot];
-        let seated = request.on_seat_mut();
+        let seat = self.rank.seat(slot, request, tick, self.limits);
+        selection.started.push(request.id);
+        selection.cached_tokens += self.share(slot, seat, hit);
+        let seated = self.rank.on(seat);
         let tokens = seated.prompt_left().min(selection.budget_left).min(longest);
         let lack = self.limits.blocks_for(seated.computed + tokens) - hit;
-        self.rank.blocks.take(lack, &mut seated.blocks);
+        self.rank.take_blocks(seat, lack);
         selection.budget_left -= tokens;
-        selection.started.push(request.id);
-        selection.rows.push(Selected { slot, is_decode: false, tokens, drafts: 0, cost: tokens });
+        selection.rows.push(Selected { seat, is_decode: false, tokens, drafts: 0, cost: tokens });
     }
+
     /// Prompt tokens of one request in this step: the threshold for long prompts, but no less than an even share of
     /// the budget, and no limit for a request that is alone.
     fn longest_chunk(&self, selection: &Selection) -> u32 {
@@ -265,14 +327,14 @@ impl Selector<'_> {
         rows.retain(|row| {
             if !row.is_decode {
                 *budget_left += row.cost;
-                held.push((self.requests[row.slot].id, HeldReason::Alignment));
+                held.push((self.id(row.seat), HeldReason::Alignment));
             }
             row.is_decode
         });
     }
 
     /// Gives a request that was just seated its first blocks from the prefix cache; how many tokens they hold.
-    fn share(&mut self, slot: Slot, blocks: u32) -> u32 {
+    fn share(&mut self, slot: Slot, seat: Seat, blocks: u32) -> u32 {
         let request = &mut self.requests[slot];
         let tokens = blocks * self.limits.block_size;
         let counters = &mut self.rank.counters;
@@ -281,24 +343,8 @@ impl Selector<'_> {
         counters.prefix_hit_blocks += u64::from(blocks);
         counters.prefix_hit_tokens += u64::from(tokens);
         request.cached_tokens = request.cached_tokens.or(Some(tokens));
-        let Request { chain, place, .. } = request;
-        if let Place::Running(seated) = place {
-            self.rank.blocks.share(&chain.keys()[..blocks as usize], &mut seated.blocks);
-            (seated.computed, seated.start_max) = (tokens, tokens);
-            seated.published = blocks as usize;
-        }
+        self.rank.share_blocks(seat, &request.chain.keys()[..blocks as usize], tokens);
         tokens
-    }
-}
-
-/// Drafts that a worker will have for a request's next row, as far as that is known. A model proposes all that it is
-/// asked for; text in which n-grams were found last is likely to hold more of them. Where fewer come, the row is filled
-/// with placeholders (rule 16).
-fn drafts_expected(drafter: Drafter, seated: &Seated) -> u32 {
-    match drafter {
-        _ if seated.giving == 0 => seated.proposed,
-        Drafter::Model => seated.proposing,
-        Drafter::Ngram | Drafter::None => seated.proposing.min(seated.proposed),
     }
 }
 

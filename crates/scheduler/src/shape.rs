@@ -5,7 +5,8 @@
 
 use paceline_plan::{Pass, PassKind, QueryLen, RankLoad, Rows, RowsPadded, Shape, Tokens, TokensPadded};
 
-use crate::{Config, Drafter, KByRows, PaddingCounters, ShapeConfig, ShapeReason};
+use crate::spare::Spare;
+use crate::{Config, Drafter, KByRows, PaddingCounters, ShapeConfig, ShapeReason, spare};
 
 /// What shapes are decided by, fixed for the life of a scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,6 +164,11 @@ impl ShapeRules {
 /// # Panics
 /// When the decision breaks a rule: a fault of this module.
 pub fn decide(rules: &ShapeRules, demands: &[Demand]) -> Option<Decision> {
+    decide_in(rules, demands, &mut Spare::default())
+}
+
+/// The same in the memory of earlier decisions.
+pub(crate) fn decide_in(rules: &ShapeRules, demands: &[Demand], spare: &mut Spare) -> Option<Decision> {
     if demands.iter().all(|demand| demand.rows() == 0) {
         return None;
     }
@@ -170,42 +176,52 @@ pub fn decide(rules: &ShapeRules, demands: &[Demand]) -> Option<Decision> {
     let query_len = QueryLen::verifying(k_verify);
     let (shape, reason, rows_most) = rules.target(query_len.get(), demands);
     let is_full = matches!(shape, Shape::Full { .. });
-    let decode_rows_run: Vec<u32> = demands.iter().map(|demand| demand.decode_rows.min(rows_most)).collect();
-    let loads: Vec<RankLoad> = demands
-        .iter()
-        .zip(&decode_rows_run)
-        .map(|(demand, decode_rows)| {
-            let rows = Rows::new(decode_rows + demand.prompt_rows);
-            let tokens = if is_full { rows.uniform_tokens(query_len) } else { Tokens::new(demand.tokens()) };
-            if rows == Rows::ZERO { RankLoad::Dummy { query_len } } else { RankLoad::Real { rows, tokens } }
-        })
-        .collect();
-    let sampled = demands.iter().zip(&decode_rows_run).map(|(demand, rows)| rows + demand.sampled_prompt_rows);
-    let sampled: Vec<u32> = sampled.collect();
+    let mut decode_rows_run = spare::empty(&mut spare.counts);
+    decode_rows_run.extend(demands.iter().map(|demand| demand.decode_rows.min(rows_most)));
+    let mut loads = spare::empty(&mut spare.loads);
+    loads.extend(demands.iter().zip(&decode_rows_run).map(|(demand, decode_rows)| {
+        let rows = Rows::new(decode_rows + demand.prompt_rows);
+        let tokens = if is_full { rows.uniform_tokens(query_len) } else { Tokens::new(demand.tokens()) };
+        if rows == Rows::ZERO { RankLoad::Dummy { query_len } } else { RankLoad::Real { rows, tokens } }
+    }));
+    let mut sampled = spare::empty(&mut spare.counts);
+    sampled.extend(demands.iter().zip(&decode_rows_run).map(|(demand, rows)| rows + demand.sampled_prompt_rows));
     let running = demands.iter().map(|demand| demand.running).max().unwrap_or(0);
     let k_draft = if sampled.iter().any(|rows| *rows > 0) { rules.k_draft(running) } else { 0 };
-    let passes = passes(rules, shape, loads, &sampled, k_draft);
+    let passes = passes(rules, shape, loads, &sampled, k_draft, spare);
+    spare::keep(&mut spare.counts, sampled);
     Some(Decision { k_verify, k_draft, passes, decode_rows_run, reason })
 }
 
 /// The target; with a draft model the extend pass over the same rows, then one single pass for each further draft.
-fn passes(rules: &ShapeRules, shape: Shape, loads: Vec<RankLoad>, sampled: &[u32], k_draft: u32) -> Vec<Pass> {
+fn passes(
+    rules: &ShapeRules,
+    shape: Shape,
+    loads: Vec<RankLoad>,
+    sampled: &[u32],
+    k_draft: u32,
+    spare: &mut Spare,
+) -> Vec<Pass> {
     let pass = |kind, shape, loads| {
         Pass::new(kind, shape, loads).unwrap_or_else(|error| panic!("a pass of the scheduler's own: {error}"))
     };
+    let mut passes = spare::empty(&mut spare.passes);
     if rules.drafter != Drafter::Model {
-        return vec![pass(PassKind::Target, shape, loads)];
+        passes.push(pass(PassKind::Target, shape, loads));
+        return passes;
     }
-    let mut passes = vec![pass(PassKind::Target, shape, loads.clone()), pass(PassKind::Extend, shape, loads)];
-    let single_loads: Vec<RankLoad> = sampled
-        .iter()
-        .map(|rows| match *rows {
-            0 => RankLoad::Dummy { query_len: QueryLen::ONE },
-            rows => RankLoad::Real { rows: Rows::new(rows), tokens: Tokens::new(rows) },
-        })
-        .collect();
+    passes.push(pass(PassKind::Target, shape, spare.copy_of(&loads)));
+    passes.push(pass(PassKind::Extend, shape, loads));
+    let mut single_loads = spare::empty(&mut spare.loads);
+    single_loads.extend(sampled.iter().map(|rows| match *rows {
+        0 => RankLoad::Dummy { query_len: QueryLen::ONE },
+        rows => RankLoad::Real { rows: Rows::new(rows), tokens: Tokens::new(rows) },
+    }));
     let shape = rules.single(&single_loads);
-    passes.extend((2..=k_draft).map(|index| pass(PassKind::Single { index }, shape, single_loads.clone())));
+    for index in 2..=k_draft {
+        passes.push(pass(PassKind::Single { index }, shape, spare.copy_of(&single_loads)));
+    }
+    spare::keep(&mut spare.loads, single_loads);
     passes
 }
 

@@ -1,0 +1,69 @@
+//! Memory of earlier steps, used again: a steady step asks for none.
+
+use paceline_plan::{DpRank, Pass, RankDraft, RankLoad, RankPart, StepPlan};
+
+use crate::emit::SentRow;
+use crate::pace::Prospect;
+use crate::select::Selection;
+use crate::shape::Demand;
+
+/// Empty vectors that kept their memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Spare {
+    pub(crate) passes: Vec<Vec<Pass>>,
+    pub(crate) loads: Vec<Vec<RankLoad>>,
+    pub(crate) counts: Vec<Vec<u32>>,
+    pub(crate) dp_ranks: Vec<Vec<DpRank>>,
+    pub(crate) drafts: Vec<RankDraft>,
+    pub(crate) parts: Vec<Vec<RankPart>>,
+    pub(crate) sent: Vec<Vec<SentRow>>,
+    pub(crate) flights: Vec<Vec<Option<Vec<SentRow>>>>,
+    /// What one plan is made in.
+    pub(crate) desk: Desk,
+}
+
+/// What a plan is made in, by index in the group. Whatever was left of an earlier plan is overwritten.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Desk {
+    /// At least as many as the group has ranks.
+    pub(crate) selections: Vec<Selection>,
+    pub(crate) demands: Vec<Demand>,
+    pub(crate) prospects: Vec<Prospect>,
+}
+
+/// Takes an empty vector out of a store of them.
+pub(crate) fn empty<T>(store: &mut Vec<Vec<T>>) -> Vec<T> {
+    store.pop().unwrap_or_default()
+}
+
+/// Puts a vector back, emptied.
+pub(crate) fn keep<T>(store: &mut Vec<Vec<T>>, mut vector: Vec<T>) {
+    vector.clear();
+    store.push(vector);
+}
+
+impl Spare {
+    /// The same loads once more.
+    pub(crate) fn copy_of(&mut self, loads: &[RankLoad]) -> Vec<RankLoad> {
+        let mut copy = empty(&mut self.loads);
+        copy.extend_from_slice(loads);
+        copy
+    }
+
+    /// Takes a plan apart.
+    pub(crate) fn keep_plan(&mut self, plan: StepPlan) {
+        let (group, mut parts) = plan.into_parts();
+        let mut group = group.into_draft();
+        for part in parts.drain(..) {
+            let mut draft = part.into_draft();
+            draft.clear();
+            self.drafts.push(draft);
+        }
+        self.parts.push(parts);
+        for pass in group.passes.drain(..) {
+            keep(&mut self.loads, pass.into_loads());
+        }
+        self.passes.push(group.passes);
+        keep(&mut self.dp_ranks, group.dp_ranks);
+    }
+}
