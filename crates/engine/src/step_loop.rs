@@ -245,13 +245,13 @@ impl StepLoop {
             Action::Tokens { request, cached_tokens, tokens, logprobs, finish: None } => {
                 if let Some(sink) = self.sinks.get(&request) {
                     sink.cached_tokens(cached_tokens);
-                    sink.tokens(convert::outputs(&tokens, logprobs));
+                    sink.tokens(convert::outputs(&tokens, logprobs.into_vec()));
                 }
             }
             Action::Tokens { request, cached_tokens, tokens, logprobs, finish: Some(finish) } => {
                 if let Some(sink) = self.forget(request) {
                     sink.cached_tokens(cached_tokens);
-                    sink.finish(convert::outputs(&tokens, logprobs), convert::finish(finish));
+                    sink.finish(convert::outputs(&tokens, logprobs.into_vec()), convert::finish(finish));
                 }
             }
             Action::PromptLogprobs { request, logprobs } => {

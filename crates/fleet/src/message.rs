@@ -1,6 +1,6 @@
 //! Everything that goes into a fleet and everything that comes out.
 
-use paceline_plan::{DpRank, Epoch, Error as PlanError, GroupId, StepId, StepReply, TokenLogprobs, Words};
+use paceline_plan::{DpRank, Epoch, Error as PlanError, GroupId, Logprobs, StepId, StepReply, TokenLogprobs, Words};
 use paceline_scheduler::{Finish, Refusal, RequestId, RequestSpec};
 
 use crate::place::Place;
@@ -267,7 +267,7 @@ pub enum Action {
         /// In order.
         tokens: Words,
         /// None, or one entry per token, an empty one where it is not wanted.
-        logprobs: Vec<TokenLogprobs>,
+        logprobs: Logprobs,
         /// Why there are no more.
         finish: Option<Finish>,
     },

@@ -171,7 +171,7 @@ impl Fleet {
         for output in outputs {
             let Output { id, cached_tokens, prompt_logprobs, tokens, logprobs, finished } = output;
             if !prompt_logprobs.is_empty() {
-                self.actions.push(Action::PromptLogprobs { request: id, logprobs: prompt_logprobs });
+                self.actions.push(Action::PromptLogprobs { request: id, logprobs: prompt_logprobs.into_vec() });
             }
             if tokens.is_empty() {
                 continue;

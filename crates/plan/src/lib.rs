@@ -32,7 +32,7 @@ pub use ids::{BlockId, DpRank, Epoch, GroupId, KvGroup, Seat, SeatGeneration, St
 pub use limits::WorkerLimits;
 pub use pass::{Mode, Network, Pass, PassKind, RankLoad, Shape};
 pub use rank::{Admission, BlockAppend, Feed, LogitsWanted, Mask, RankDraft, RankPart, Release, Row};
-pub use reply::{RowReply, StepReply, TokenLogprobs};
+pub use reply::{Logprobs, RowReply, StepReply, TokenLogprobs};
 pub use share::tp_share;
 pub use step::{GroupDraft, GroupPart, StepPlan};
 pub use words::Words;

@@ -16,6 +16,53 @@ pub struct TokenLogprobs {
     pub logprob_bits: Vec<u32>,
 }
 
+/// Log-probabilities of the tokens of a row or a request. Most have none, which then needs one word and no memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Logprobs(
+    // A box of a vector, so that nothing takes no more room than a pointer.
+    #[expect(clippy::box_collection, reason = "a pointer is three times smaller than an empty vector")]
+    Option<Box<Vec<TokenLogprobs>>>,
+);
+
+impl Logprobs {
+    /// None.
+    pub const NONE: Self = Self(None);
+
+    /// The entries, to be kept.
+    pub fn into_vec(self) -> Vec<TokenLogprobs> {
+        self.0.map_or_else(Vec::new, |entries| *entries)
+    }
+
+    /// Takes out the first `count` entries.
+    pub fn split_to(&mut self, count: usize) -> Vec<TokenLogprobs> {
+        let mut first = std::mem::take(self).into_vec();
+        *self = first.split_off(count.min(first.len())).into();
+        first
+    }
+
+    /// Keeps the first `most` entries.
+    pub fn truncate(&mut self, most: usize) {
+        if let Some(entries) = &mut self.0 {
+            entries.truncate(most);
+        }
+    }
+}
+
+impl From<Vec<TokenLogprobs>> for Logprobs {
+    fn from(entries: Vec<TokenLogprobs>) -> Self {
+        if entries.is_empty() { Self::NONE } else { Self(Some(Box::new(entries))) }
+    }
+}
+
+impl std::ops::Deref for Logprobs {
+    type Target = [TokenLogprobs];
+
+    #[inline]
+    fn deref(&self) -> &[TokenLogprobs] {
+        self.0.as_ref().map_or(&[], |entries| entries)
+    }
+}
+
 /// What came of one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowReply {
@@ -33,7 +80,7 @@ pub struct RowReply {
     pub proposed: u32,
     /// First an entry for each prompt token that the row reports, in order: the last of the row's own tokens that belong
     /// to the prompt. Then one per emitted token where any is wanted; empty entries stand for those that are not.
-    pub logprobs: Vec<TokenLogprobs>,
+    pub logprobs: Logprobs,
 }
 
 /// A worker's answer to a step, rows in the plan's order. Identity travels beside it, in the envelope.
@@ -141,7 +188,7 @@ impl TryFrom<ReplyWire> for StepReply {
                 accepted: wire.accepted[index],
                 emitted: emitted.take(emitted_count)?.into(),
                 proposed: wire.proposed[index],
-                logprobs,
+                logprobs: logprobs.into(),
             });
         }
         for cursor in [&emitted, &counts, &ids, &bits] {
@@ -166,7 +213,7 @@ impl Coded for StepReply {
         pack::flat(bytes, rows.iter().map(|row| &row.emitted[..]));
         pack::column(bytes, rows, |row| row.proposed);
         if rows.iter().any(|row| !row.logprobs.is_empty()) {
-            let entries = rows.iter().flat_map(|row| &row.logprobs);
+            let entries = rows.iter().flat_map(|row| &row.logprobs[..]);
             let counts: Vec<u32> = entries.clone().map(|entry| entry.token_ids.len() as u32).collect();
             pack::column(bytes, rows, |row| row.logprobs.len() as u32);
             pack::words(bytes, &counts);

@@ -364,7 +364,7 @@ impl SeatTable {
                 accepted: outcome.accepted,
                 emitted: outcome.emitted.into(),
                 proposed: outcome.proposed.len() as u32,
-                logprobs: outcome.logprobs,
+                logprobs: outcome.logprobs.into(),
             });
         }
         let dp_rank = step.rank.dp_rank();

@@ -10,13 +10,13 @@ use std::hint::black_box;
 use paceline_plan::arrays::{Extent, PassArrays, fill_target};
 use paceline_plan::seats::{RowOutcome, SeatTable, StepHeader, WorkerStep};
 use paceline_plan::{
-    DpRank, Epoch, Error, GroupDraft, GroupId, GroupPart, LogitsWanted, Pass, PassKind, RankDraft, RankLoad, RankPart,
-    Shape, StepPlan, StepReply, WorkerLimits, digest, from_bytes, to_bytes,
+    Coded, DpRank, Epoch, Error, GroupDraft, GroupId, GroupPart, LogitsWanted, Pass, PassKind, RankDraft, RankLoad,
+    RankPart, Shape, StepPlan, StepReply, WorkerLimits, digest, from_bytes, to_bytes,
 };
 use paceline_scheduler::{Output, Scheduler};
 use world::Load;
 
-/// A plan's bytes: the digest of the group part, the group part, one part for each rank.
+/// A plan's bytes, in memory that is used again: the digest of the group part, the group part, one part for each rank.
 type Encoded = (u64, Vec<u8>, Vec<Vec<u8>>);
 
 #[inline(never)]
@@ -45,9 +45,16 @@ fn part_check_plan(group: GroupPart, ranks: Vec<RankPart>, limits: &WorkerLimits
 }
 
 #[inline(never)]
-fn part_encode(plan: &StepPlan) -> Encoded {
-    let group_part = to_bytes(plan.group());
-    (digest(&group_part), group_part, plan.ranks().iter().map(to_bytes).collect())
+fn part_encode(plan: &StepPlan, encoded: &mut Encoded) {
+    let (group_digest, group_part, parts) = encoded;
+    group_part.clear();
+    plan.group().append_to(group_part);
+    *group_digest = digest(group_part);
+    parts.resize_with(plan.ranks().len(), Vec::new);
+    for (rank, part) in plan.ranks().iter().zip(parts) {
+        part.clear();
+        rank.append_to(part);
+    }
 }
 
 /// What a worker's decoder does, the checks that a value of the type passes included.
@@ -83,8 +90,13 @@ fn part_reply_decode(bytes: &[u8]) -> StepReply {
 }
 
 #[inline(never)]
-fn part_commit(scheduler: &mut Scheduler, header: StepHeader, reply: StepReply) -> Vec<Output> {
-    scheduler.commit(reply.dp_rank, header.epoch, header.step, reply).expect("true")
+fn part_commit(scheduler: &mut Scheduler, header: StepHeader, reply: StepReply, outputs: &mut Vec<Output>) {
+    scheduler.commit_into(reply.dp_rank, header.epoch, header.step, reply, outputs).expect("true");
+}
+
+#[inline(never)]
+fn part_recycle(scheduler: &mut Scheduler, plan: StepPlan) {
+    scheduler.recycle(plan);
 }
 
 /// The arrays that kernels are given.
@@ -125,6 +137,14 @@ struct World {
     scheduler: Scheduler,
     tables: Vec<SeatTable>,
     buffers: Buffers,
+    kept: Kept,
+}
+
+/// What the scheduler's caller keeps from step to step.
+#[derive(Default)]
+struct Kept {
+    encoded: Encoded,
+    outputs: Vec<Output>,
 }
 
 impl World {
@@ -137,12 +157,19 @@ impl World {
             table
         };
         let tables = dp_ranks.iter().map(table).collect();
-        Self { load, limits, scheduler: load.scheduler(), tables, buffers: Buffers::new(&limits) }
+        Self {
+            load,
+            limits,
+            scheduler: load.scheduler(),
+            tables,
+            buffers: Buffers::new(&limits),
+            kept: Kept::default(),
+        }
     }
 
     fn warm_up(&mut self) {
-        let Self { load, limits, scheduler, tables, buffers } = self;
-        load.warm_up(scheduler, |scheduler| step(scheduler, tables, buffers, limits));
+        let Self { load, limits, scheduler, tables, buffers, kept } = self;
+        load.warm_up(scheduler, |scheduler| step(scheduler, tables, buffers, kept, limits));
     }
 }
 
@@ -151,24 +178,35 @@ impl World {
 fn measured(world: &mut World, steps: u32) {
     for _ in 0..steps {
         world.load.top_up(&mut world.scheduler);
-        step(&mut world.scheduler, &mut world.tables, &mut world.buffers, &world.limits);
+        step(&mut world.scheduler, &mut world.tables, &mut world.buffers, &mut world.kept, &world.limits);
     }
 }
 
-fn step(scheduler: &mut Scheduler, tables: &mut [SeatTable], buffers: &mut Buffers, limits: &WorkerLimits) {
+fn step(
+    scheduler: &mut Scheduler,
+    tables: &mut [SeatTable],
+    buffers: &mut Buffers,
+    kept: &mut Kept,
+    limits: &WorkerLimits,
+) {
     let plan = part_plan(scheduler);
     check_again(&plan, limits);
-    let (digest, group_part, rank_parts) = part_encode(&plan);
+    let Kept { encoded, outputs } = kept;
+    part_encode(&plan, encoded);
+    let (digest, group_part, rank_parts) = &*encoded;
     let group = plan.group();
-    let header = StepHeader { group: group.group(), epoch: group.epoch(), step: group.step(), digest };
-    for (table, rank_part) in tables.iter_mut().zip(&rank_parts) {
-        black_box(part_decode(&group_part, rank_part));
-        let step = part_begin(table, header, &group_part, rank_part);
+    let header = StepHeader { group: group.group(), epoch: group.epoch(), step: group.step(), digest: *digest };
+    part_recycle(scheduler, plan);
+    for (table, rank_part) in tables.iter_mut().zip(rank_parts) {
+        black_box(part_decode(group_part, rank_part));
+        let step = part_begin(table, header, group_part, rank_part);
         black_box(part_fill(buffers, table, &step));
         let outcomes = outcomes(&step);
         let reply = part_worker_commit(table, &step, outcomes);
         let bytes = part_reply_encode(&reply);
-        black_box(part_commit(scheduler, header, part_reply_decode(&bytes)));
+        let reply = part_reply_decode(&bytes);
+        outputs.clear();
+        part_commit(scheduler, header, reply, outputs);
     }
 }
 

@@ -8,8 +8,8 @@ mod world;
 
 use std::time::{Duration, Instant};
 
-use paceline_plan::{GroupId, LogitsWanted, RowReply, StepPlan, StepReply, to_bytes};
-use paceline_scheduler::Scheduler;
+use paceline_plan::{Coded, GroupId, LogitsWanted, Logprobs, RowReply, StepPlan, StepReply};
+use paceline_scheduler::{Output, Scheduler};
 use world::Load;
 
 const STEPS: usize = 300;
@@ -28,29 +28,39 @@ fn replies(plan: &StepPlan) -> Vec<StepReply> {
             accepted: 0,
             emitted: std::iter::repeat_n(7, usize::from(row.logits != LogitsWanted::None)).collect(),
             proposed: if row.logits == LogitsWanted::None { 0 } else { k_draft },
-            logprobs: Vec::new(),
+            logprobs: Logprobs::NONE,
         });
         StepReply { dp_rank: rank.dp_rank(), rows: rows.collect(), passes: 1, collectives: 0, timings_us: [0; 4] }
     };
     plan.ranks().iter().map(reply).collect()
 }
 
+/// What a caller keeps from step to step.
+#[derive(Default)]
+struct Buffers {
+    bytes: Vec<u8>,
+    outputs: Vec<Output>,
+}
+
 /// One step; time of plan, encode, commit.
-fn step(scheduler: &mut Scheduler) -> [Duration; 3] {
+fn step(scheduler: &mut Scheduler, buffers: &mut Buffers) -> [Duration; 3] {
     let start = Instant::now();
     let plan = scheduler.plan(GroupId::new(0)).expect("requests run");
     let planned = Instant::now();
-    let mut bytes = to_bytes(plan.group()).len();
-    for rank in plan.ranks() {
-        bytes += to_bytes(rank).len();
-    }
-    std::hint::black_box(bytes);
+    buffers.bytes.clear();
+    plan.group().append_to(&mut buffers.bytes);
+    plan.ranks().iter().for_each(|rank| rank.append_to(&mut buffers.bytes));
+    std::hint::black_box(&buffers.bytes);
     let encoded = Instant::now();
     let replies = replies(&plan);
+    let (epoch, number) = (plan.group().epoch(), plan.group().step());
     let replied = Instant::now();
+    scheduler.recycle(plan);
     for reply in replies {
-        let (epoch, step) = (plan.group().epoch(), plan.group().step());
-        std::hint::black_box(scheduler.commit(reply.dp_rank, epoch, step, reply).expect("a true reply"));
+        buffers.outputs.clear();
+        let rank = reply.dp_rank;
+        scheduler.commit_into(rank, epoch, number, reply, &mut buffers.outputs).expect("a true reply");
+        std::hint::black_box(&buffers.outputs);
     }
     [planned - start, encoded - planned, replied.elapsed()]
 }
@@ -77,13 +87,13 @@ fn main() {
 }
 
 fn measure(load: Load) {
-    let mut scheduler = load.scheduler();
+    let (mut scheduler, mut buffers) = (load.scheduler(), Buffers::default());
     load.warm_up(&mut scheduler, |scheduler| {
-        step(scheduler);
+        step(scheduler, &mut buffers);
     });
     let one = |_| {
         load.top_up(&mut scheduler);
-        step(&mut scheduler)
+        step(&mut scheduler, &mut buffers)
     };
     let times: Vec<_> = (0..STEPS).map(one).collect();
     let part = |index: usize| median(times.iter().map(|time| time[index]).collect());

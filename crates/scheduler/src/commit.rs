@@ -1,12 +1,12 @@
 //! A reply changes requests here (rules 10 and 11): checked against the rows that were sent, then applied whole.
 
-use paceline_plan::{DpRank, Epoch, RowReply, Seat, StepId, StepReply, TokenLogprobs, Words};
+use paceline_plan::{DpRank, Epoch, Logprobs, RowReply, Seat, StepId, StepReply, Words};
 
 use crate::emit::SentRow;
 use crate::rank::Rank;
 use crate::request::Request;
 use crate::seated::Seated;
-use crate::{Drafter, Error, RequestId, Scheduler, spare};
+use crate::{CacheSecret, Config, Drafter, Error, RequestId, Scheduler, spare};
 
 /// Why a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +25,11 @@ pub struct Output {
     /// Tokens that it read from the prefix cache when it first started.
     pub cached_tokens: u32,
     /// Log-probabilities of prompt tokens that were not reported before, in order, from the second token on.
-    pub prompt_logprobs: Vec<TokenLogprobs>,
+    pub prompt_logprobs: Logprobs,
     /// New tokens, in order; at least one where there are no log-probabilities of the prompt.
     pub tokens: Words,
     /// Log-probabilities of these tokens: none, or an entry for each, an empty one where it is not wanted.
-    pub logprobs: Vec<TokenLogprobs>,
+    pub logprobs: Logprobs,
     /// Set in the request's last output; its id may be used again afterwards.
     pub finished: Option<Finish>,
 }
@@ -107,56 +107,33 @@ impl Scheduler {
         let request = &mut self.requests[sent.slot];
         let seated = rank.on_mut(sent.seat);
         let verified = seated.take_answer(sent, reply);
-        rank.counters.drafts.count(verified, reply.accepted);
-        let prompt_logprobs = take_prompt_logprobs(request, sent, reply);
-        let tokens = std::mem::take(&mut reply.emitted);
-        let logprobs = std::mem::take(&mut reply.logprobs);
-        let cached_tokens = request.cached_tokens.unwrap_or(0);
-        let mut output = Output { id: request.id, cached_tokens, prompt_logprobs, tokens, logprobs, finished: None };
+        let prompt_logprobs = match sent.reported_end {
+            Some(end) => take_prompt_logprobs(request, end, reply),
+            None => Logprobs::NONE,
+        };
+        let (mut finished, reports) = (None, !prompt_logprobs.is_empty());
         if sent.samples {
-            let seated = rank.on_mut(sent.seat);
-            take_tokens(request, seated.end, &mut output);
-            seated.known = request.known();
-            rank.counters.emitted_tokens += output.tokens.len() as u64;
+            finished = take_tokens(request, seated.end, reply);
+            seated.known += reply.emitted.len() as u32;
+            rank.counters.emitted_tokens += reply.emitted.len() as u64;
         }
-        self.publish(rank_index, sent.seat);
-        if !sent.samples && output.prompt_logprobs.is_empty() {
-            return;
+        rank.counters.drafts.count(verified, reply.accepted);
+        if sent.samples || reports {
+            let (tokens, logprobs) = (std::mem::take(&mut reply.emitted), std::mem::take(&mut reply.logprobs));
+            let cached_tokens = request.cached_tokens.unwrap_or(0);
+            outputs.push(Output { id: request.id, cached_tokens, prompt_logprobs, tokens, logprobs, finished });
         }
-        if output.finished.is_some() {
+        if let Some(secret) = self.config.prefix_cache {
+            let seated = rank.on(sent.seat);
+            let next = (seated.published + 1) * self.config.limits.block_size;
+            if seated.computed.min(seated.known) >= next {
+                publish(&self.config, secret, rank, sent.seat, request);
+            }
+        }
+        if finished.is_some() {
             self.retire(rank_index, sent.seat);
             self.finished += 1;
         }
-        outputs.push(output);
-    }
-
-    /// Rule 10: blocks whose every position holds a computed, accepted token enter the prefix cache.
-    fn publish(&mut self, rank_index: usize, seat: Seat) {
-        let Some(secret) = self.config.prefix_cache else { return };
-        let block_size = self.config.limits.block_size;
-        let rank = &mut self.ranks[rank_index];
-        let Seated { slot, computed, known, published, .. } = *rank.on(seat);
-        if computed.min(known) < (published + 1) * block_size {
-            return;
-        }
-        let full = computed.min(known) / block_size;
-        let request = &mut self.requests[slot];
-        request.chain.extend(secret, &request.tokens[..(full * block_size) as usize], block_size);
-        let keys = request.chain.keys();
-        let Rank { blocks, tables, .. } = rank;
-        let (table, cache) = (&tables[seat.index()], &mut blocks.cache);
-        // A drafter's last position of a block depends on the token after it: only the very block that comes before
-        // was made with this one's tokens.
-        let own_chain = self.config.drafter == Drafter::Model;
-        for index in published as usize..full as usize {
-            let parent = index.checked_sub(1).map(|before| keys[before]);
-            let before = index.checked_sub(1).map(|before| table[before]);
-            if own_chain && parent.and_then(|key| cache.find(key)) != before {
-                break;
-            }
-            cache.publish(table[index], keys[index], parent);
-        }
-        rank.on_mut(seat).published = full;
     }
 
     /// Takes a running request off its rank and out of the table.
@@ -167,34 +144,58 @@ impl Scheduler {
     }
 }
 
-/// Rule 20: the row's entries for prompt tokens, without those that were reported before a preemption.
-fn take_prompt_logprobs(request: &mut Request, sent: &SentRow, reply: &mut RowReply) -> Vec<TokenLogprobs> {
-    let (Some(end), Some(next)) = (sent.reported_end, request.report_next) else { return Vec::new() };
-    let count = sent.prompt_entries(reply);
-    let entries = reply.logprobs.drain(..count);
-    let first = end - count as u32;
-    let fresh: Vec<TokenLogprobs> = entries.skip(next.saturating_sub(first) as usize).collect();
-    request.report_next = Some(next + fresh.len() as u32).filter(|next| *next < request.prompt_len);
-    fresh
+/// Rule 10: blocks whose every position holds a computed, accepted token enter the prefix cache.
+fn publish(config: &Config, secret: CacheSecret, rank: &mut Rank, seat: Seat, request: &mut Request) {
+    let block_size = config.limits.block_size;
+    let Seated { computed, known, published, .. } = *rank.on(seat);
+    let full = computed.min(known) / block_size;
+    request.chain.extend(secret, &request.tokens[..(full * block_size) as usize], block_size);
+    let keys = request.chain.keys();
+    let Rank { blocks, tables, .. } = rank;
+    let (table, cache) = (&tables[seat.index()], &mut blocks.cache);
+    // A drafter's last position of a block depends on the token after it: only the very block that comes before
+    // was made with this one's tokens.
+    let own_chain = config.drafter == Drafter::Model;
+    for index in published as usize..full as usize {
+        let parent = index.checked_sub(1).map(|before| keys[before]);
+        let before = index.checked_sub(1).map(|before| table[before]);
+        if own_chain && parent.and_then(|key| cache.find(key)) != before {
+            break;
+        }
+        cache.publish(table[index], keys[index], parent);
+    }
+    rank.on_mut(seat).published = full;
 }
 
-/// Rule 10: the emitted tokens, cut at the first stop token or at the limit.
-fn take_tokens(request: &mut Request, end: u32, output: &mut Output) {
-    let mut left = end - request.known();
-    for (index, token) in output.tokens.iter().enumerate() {
-        request.tokens.push(*token);
-        left -= 1;
-        if request.stop_token_ids.binary_search(token).is_ok() {
-            output.finished = Some(Finish::Stop(*token));
-        } else if left == 0 {
-            output.finished = Some(Finish::Length);
+/// Rule 20: the row's entries for prompt tokens, without those that were reported before a preemption.
+fn take_prompt_logprobs(request: &mut Request, end: u32, reply: &mut RowReply) -> Logprobs {
+    let Some(next) = request.report_next else { return Logprobs::NONE };
+    // A row that emits has an entry for each token behind them, an empty one where it is not wanted.
+    let count = reply.logprobs.len().saturating_sub(reply.emitted.len());
+    let mut fresh = reply.logprobs.split_to(count);
+    let first = end - count as u32;
+    fresh.drain(..(next.saturating_sub(first) as usize).min(count));
+    request.report_next = Some(next + fresh.len() as u32).filter(|next| *next < request.prompt_len);
+    fresh.into()
+}
+
+/// Rule 10: gives a request the emitted tokens, cut at the first stop token or at the limit.
+#[inline]
+fn take_tokens(request: &mut Request, end: u32, reply: &mut RowReply) -> Option<Finish> {
+    for (index, token) in reply.emitted.iter().copied().enumerate() {
+        request.tokens.push(token);
+        let finished = if request.stop_token_ids.binary_search(&token).is_ok() {
+            Finish::Stop(token)
+        } else if request.known() == end {
+            Finish::Length
         } else {
             continue;
-        }
-        output.tokens.truncate(index + 1);
-        output.logprobs.truncate(index + 1);
-        return;
+        };
+        reply.emitted.truncate(index + 1);
+        reply.logprobs.truncate(index + 1);
+        return Some(finished);
     }
+    None
 }
 
 impl Seated {
@@ -216,12 +217,6 @@ impl SentRow {
     fn seated<'a>(&self, rank: &'a Rank) -> Option<&'a Seated> {
         let seated = rank.on(self.seat);
         (seated.generation == self.generation && seated.is_taken()).then_some(seated)
-    }
-
-    /// How many of a reply's log-probabilities belong to prompt tokens. A row that emits has an entry for each token
-    /// behind them, an empty one where it is not wanted.
-    fn prompt_entries(&self, reply: &RowReply) -> usize {
-        if self.reported_end.is_some() { reply.logprobs.len().saturating_sub(reply.emitted.len()) } else { 0 }
     }
 }
 

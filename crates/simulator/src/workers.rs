@@ -1,7 +1,7 @@
 //! Pretended workers: they answer every plan, and accept drafts by chance.
 
 use paceline_fleet::{AnswerBody, StepAnswer};
-use paceline_plan::{DpRank, GroupPart, LogitsWanted, RankPart, Row, RowReply, StepReply};
+use paceline_plan::{DpRank, GroupPart, LogitsWanted, Logprobs, RankPart, Row, RowReply, StepReply};
 
 use crate::options::VOCAB_SIZE;
 use crate::random::Random;
@@ -62,7 +62,7 @@ impl Worker {
             accepted,
             emitted,
             proposed: if samples { k_draft } else { 0 },
-            logprobs: Vec::new(),
+            logprobs: Logprobs::NONE,
         }
     }
 

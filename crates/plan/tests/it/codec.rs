@@ -27,7 +27,7 @@ fn parts_come_back_as_they_went() {
             accepted: 0,
             emitted: Words::one(9),
             proposed: 2,
-            logprobs: vec![TokenLogprobs { token_ids: vec![9, 4], logprob_bits: vec![0x3f80_0000, 1] }],
+            logprobs: vec![TokenLogprobs { token_ids: vec![9, 4], logprob_bits: vec![0x3f80_0000, 1] }].into(),
         }],
         ..StepReply::default()
     };

@@ -265,7 +265,7 @@ fn a_reply_that_contradicts_its_plan_is_refused_whole() {
     check("emitted", &|reply| reply.rows[0].emitted.push(1));
     check("proposed", &|reply| reply.rows[0].proposed = 3);
     check("token id", &|reply| reply.rows[0].emitted[1] = 1000);
-    check("logprobs", &|reply| reply.rows[0].logprobs = vec![paceline_plan::TokenLogprobs::default()]);
+    check("logprobs", &|reply| reply.rows[0].logprobs = vec![paceline_plan::TokenLogprobs::default()].into());
     world.deliver(pending);
     world.drain();
     world.assert_drained();
