@@ -74,7 +74,7 @@ fn check_use_of_budget(scheduler: &Scheduler, plan: &StepPlan) {
         let prompt_tokens: u32 = prompts.iter().map(|row| row.query_len.get()).sum();
         let used = (decodes.len() as u32 + of_ladder) * query_len + prompt_tokens;
         let left = config.limits.max_num_batched_tokens.checked_sub(used).expect("the budget is kept");
-        if !paced && rank.held.iter().any(|(_, reason)| *reason == HeldReason::Budget) {
+        if !paced && !makes_room && rank.held.iter().any(|(_, reason)| *reason == HeldReason::Budget) {
             assert!(left < query_len, "{left} tokens are left while a row waits for them");
         }
         assert!(rank.held.len() == of_ladder as usize || rank.started.is_empty() || makes_room, "{rank:?}");
