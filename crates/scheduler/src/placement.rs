@@ -261,7 +261,8 @@ impl Placement<'_> {
         view.some_leave |= !victims.is_empty();
         view.some_share |= blocks < needed;
         for victim in &victims {
-            view.blocks += self.ranks[position].blocks_alone(*victim);
+            // Blocks that are yet to come are nobody's in this round.
+            view.blocks += if waits { 0 } else { self.ranks[position].blocks_alone(*victim) };
             view.requests -= 1;
         }
         view.blocks = view.blocks.saturating_sub(blocks + u32::from(grows));

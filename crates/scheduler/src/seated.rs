@@ -90,9 +90,10 @@ impl Seated {
         self.end.saturating_sub(self.known_max())
     }
 
-    /// `r_max`: tokens left to emit if no draft in flight is accepted. 0: it ends in flight.
-    pub(crate) const fn left_most(&self) -> u32 {
-        (self.end - self.known).saturating_sub(self.giving as u32)
+    /// Whether all that it emits is in flight: `r_max` is 0, the tokens left to emit if no draft is accepted. Nor does a
+    /// row follow one that may be past the end already.
+    pub(crate) const fn ends_in_flight(&self) -> bool {
+        self.end - self.known <= self.giving as u32 || self.known_max() > self.end
     }
 
     /// Tokens whose KV it needs at its longest: the last one is never computed.

@@ -156,7 +156,7 @@ impl Selector<'_> {
     fn select_one(&mut self, seat: Seat, selection: &mut Selection) -> bool {
         let seated = self.rank.on(seat);
         // Preempted for a request before it; or, by rule 16, all that it emits is in flight.
-        if !seated.is_taken() || seated.left_most() == 0 {
+        if !seated.is_taken() || seated.ends_in_flight() {
             return true;
         }
         // Rule 10: every row gets its turn: a decode row costs Q, a prompt row as much, or what it has left.

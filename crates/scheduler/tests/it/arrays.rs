@@ -168,7 +168,8 @@ fn check_row(arrays: &Arrays, limits: &WorkerLimits, state: &SeatState, row: &Ro
     if is_decode {
         assert_eq!(computed + 1, state.known(), "a decode row has computed all but its newest token");
     }
-    let written = if is_decode { 1 + row.drafts } else { query_len };
+    // Drafts that were planned and not proposed are placeholders too.
+    let written = if is_decode { 1 + state.drafts_of(row).len() as u32 } else { query_len };
     let first = arrays.query_start_loc[index] as usize;
     for offset in 0..query_len {
         let token = first + offset as usize;

@@ -1,7 +1,7 @@
 //! A scheduler, a worker per rank, and a model whose every next token is known: each plan is checked against the step
 //! rules, decoded and applied by `plan::seats` as a worker would, and each finished request against the model.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, StepHeader, WorkerStep};
 use paceline_plan::{DpRank, GroupId, LogitsWanted, Row, StepPlan, StepReply, WorkerLimits, digest, to_bytes};
@@ -112,7 +112,7 @@ impl World {
         for group in &config.groups {
             for dp_rank in group {
                 let worker = SeatTable::new(limits, *dp_rank, group.clone()).expect("the rank is in its group");
-                let mut worker = worker.with_drafter_layers(config.lookahead());
+                let mut worker = worker.with_drafter_layers(config.lookahead()).with_depth(config.depth);
                 worker.reset(paceline_plan::Epoch::new(1));
                 workers.push((*dp_rank, worker));
             }
@@ -220,8 +220,7 @@ impl World {
             let id = RequestId(u64::from_le_bytes(state.sampling().try_into().expect("eight bytes")));
             traced.insert(id);
             let live = &self.requests[&id];
-            let mut known = live.spec.prompt.clone();
-            known.extend_from_slice(&live.emitted);
+            let known = self.known_to_worker(live, &state);
             assert_eq!(state.tokens(), &known[..state.known() as usize], "request {id}: what the worker was told");
             assert!(live.spec.pinned.is_none_or(|pinned| pinned == dp_rank), "request {id} runs where it is pinned");
             assert!(!live.aborted, "request {id} is in a plan after its abort");
@@ -232,6 +231,18 @@ impl World {
             outcomes.push(if is_last { self.outcome(&state, row) } else { RowOutcome::default() });
         }
         outcomes
+    }
+
+    /// The tokens of a request, and further ones that its worker has made in steps whose replies are not delivered: what
+    /// the model says, even past the request's end.
+    fn known_to_worker(&self, live: &Live, state: &SeatState) -> Vec<u32> {
+        let vocab_size = self.scheduler.config().limits.vocab_size;
+        let mut known = [&live.spec.prompt[..], &live.emitted].concat();
+        while known.len() < state.known() as usize {
+            assert!(self.scheduler.config().depth > 0, "at depth 0 every reply is delivered before the next step");
+            known.push(next_token(&known, vocab_size));
+        }
+        known
     }
 
     /// Drafts without a pass, as an n-gram drafter makes them: not always as many as it may.
@@ -255,7 +266,7 @@ impl World {
         let known = rows.map(|((index, row), outcome)| {
             let state = table.seat(row.seat).expect("the row's seat is taken");
             let live = &self.requests[&RequestId(u64::from_le_bytes(state.sampling().try_into().expect("8 bytes")))];
-            let tokens = [&live.spec.prompt[..], &live.emitted, &outcome.emitted].concat();
+            let tokens = [&self.known_to_worker(live, state)[..], &outcome.emitted].concat();
             Known { row, state, is_decode: index < step.rank.decode_rows() as usize, tokens }
         });
         let known: Vec<Known<'_>> = known.collect();
@@ -302,8 +313,8 @@ impl World {
             let token = next_token(&history, vocab_size);
             history.push(token);
             outcome.emitted.push(token);
-            let verified = outcome.emitted.len() as u32;
-            let agrees = verified <= row.drafts && state.drafts()[verified as usize - 1] == token;
+            let verified = outcome.emitted.len();
+            let agrees = state.drafts_of(row).get(verified - 1) == Some(&token);
             if !agrees {
                 break;
             }
@@ -367,6 +378,24 @@ impl World {
             }
         }
         any
+    }
+
+    /// Keeps as many steps in flight as may be, and delivers the oldest reply, until nothing is left to run.
+    pub(crate) fn drain_ahead(&mut self, pending: Vec<Pending>) {
+        let groups = self.scheduler.config().groups.len() as u32;
+        let mut pending = VecDeque::from(pending);
+        for _ in 0..1_000_000 {
+            for group in 0..groups {
+                while let Some((_, more)) = self.launch(GroupId::new(group)) {
+                    pending.extend(more);
+                }
+            }
+            match pending.pop_front() {
+                Some(reply) => drop(self.deliver(reply)),
+                None => return,
+            }
+        }
+        panic!("no end in sight");
     }
 
     /// Steps until nothing is left to run; how many rounds that took.
