@@ -143,6 +143,7 @@ class WorkerCore:
         k_max: int,
         vocab_size: int,
         drafter_layers: int = 0,
+        scheduling_depth: int = 0,
     ) -> WorkerCore: ...
     @property
     def tokens_digest(self) -> int:

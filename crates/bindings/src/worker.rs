@@ -37,7 +37,8 @@ pub(crate) struct WorkerCore {
 impl WorkerCore {
     #[new]
     #[pyo3(signature = (*, dp_rank, group_ranks, seats, max_num_seqs, max_num_batched_tokens, max_model_len,
-        block_size, num_blocks, table_width, row_capacity, token_capacity, k_max, vocab_size, drafter_layers = 0))]
+        block_size, num_blocks, table_width, row_capacity, token_capacity, k_max, vocab_size, drafter_layers = 0,
+        scheduling_depth = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python, one for each limit")]
     fn new(
         py: Python<'_>,
@@ -55,6 +56,7 @@ impl WorkerCore {
         k_max: u32,
         vocab_size: u32,
         drafter_layers: u32,
+        scheduling_depth: u32,
     ) -> PyResult<Self> {
         if block_size == 0 {
             return Err(PyValueError::new_err("block_size must be at least 1, got 0"));
@@ -75,7 +77,8 @@ impl WorkerCore {
         let group = group_ranks.into_iter().map(DpRank::new).collect();
         let table = SeatTable::new(limits, DpRank::new(dp_rank), group)
             .map_err(|error| plan_error(py, &error, dp_rank, 0))?
-            .with_drafter_layers(drafter_layers);
+            .with_drafter_layers(drafter_layers)
+            .with_depth(scheduling_depth);
         let samplers = (0..seats).map(|_| None).collect();
         Ok(Self {
             table,

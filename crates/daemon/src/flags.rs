@@ -243,6 +243,13 @@ pub(crate) struct Flags {
     /// Prompt tokens of a rank in a step in which another rank of its group decodes [default: what the budget leaves]
     #[arg(long, help_heading = "Scheduling")]
     pub(crate) max_prefill_tokens_beside_decodes: Option<u32>,
+    /// Steps that are planned ahead: 0 plans a step when the one before is answered, 1 while that one runs, which hides
+    /// the daemon's work [default: 0]
+    #[arg(long, help_heading = "Scheduling")]
+    pub(crate) scheduling_depth: Option<u32>,
+    /// Another name: true is --scheduling-depth 1, false is --scheduling-depth 0
+    #[arg(long, help_heading = "Scheduling", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) async_scheduling: Option<bool>,
     /// Steps that prompts wait for those of other ranks of a group that steps together [default: 0, they do not wait]
     #[arg(long, help_heading = "Scheduling")]
     pub(crate) prefill_alignment_steps: Option<u32>,

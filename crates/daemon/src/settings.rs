@@ -18,6 +18,9 @@ use crate::speculation::{Method, Speculation};
 /// Ranks of a demo.
 const DEMO_RANKS: u32 = 2;
 
+/// Steps that are planned ahead unless the user says otherwise.
+const DEPTH: u32 = 0;
+
 /// Settings of `paceline serve`, checked as far as they can be without the model.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -28,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) tp_size: u32,
     pub(crate) expert_parallel: ExpertParallel,
     pub(crate) speculation: Option<Speculation>,
+    /// Steps that are planned ahead.
+    pub(crate) depth: u32,
     pub(crate) python: String,
     pub(crate) join_token: String,
     pub(crate) join_token_drawn: bool,
@@ -80,6 +85,7 @@ impl Settings {
         let join_token_drawn = flags.join_token.is_none();
         let join_token = flags.join_token.clone().unwrap_or_else(|| format!("{:032x}", rand::random::<u128>()));
         let log_level = flags.log_level.unwrap_or(LogLevel::Info);
+        let depth = depth(&flags)?;
         let settings = Self {
             flags,
             demo,
@@ -87,6 +93,7 @@ impl Settings {
             tp_size,
             expert_parallel,
             speculation,
+            depth,
             python,
             join_token,
             join_token_drawn,
@@ -277,6 +284,7 @@ impl Settings {
                 Some(Method::Mtp) => Drafter::Model,
             },
             drafter_layers: self.drafter_layers(model),
+            depth: self.depth,
             queue: QueueLimits { requests: self.flags.max_num_queued_reqs, tokens: self.flags.max_num_queued_tokens },
             prefix_cache: policies::prefix_cache(&self.flags),
             policies: policies::policies(&self.flags),
@@ -311,6 +319,20 @@ impl Settings {
 
     pub(crate) fn spawns(&self) -> bool {
         self.flags.no_spawn != Some(true)
+    }
+}
+
+/// Steps that are planned ahead.
+fn depth(flags: &Flags) -> Result<u32, Failure> {
+    if let Some(depth) = flags.scheduling_depth {
+        within("--scheduling-depth", depth.into(), 0, 1)?;
+    }
+    match (flags.scheduling_depth, flags.async_scheduling.map(u32::from)) {
+        (Some(depth), Some(other)) if depth != other => {
+            let other = other == 1;
+            Err(usage(format!("--scheduling-depth is {depth}, and --async-scheduling is {other}: give one")))
+        }
+        (depth, other) => Ok(depth.or(other).unwrap_or(DEPTH)),
     }
 }
 
@@ -349,6 +371,11 @@ mod tests {
             (Flags { demo: Some(Demo::Moe), ..base() }, "--demo is demo:moe, and the model to serve is folder"),
             (Flags { max_num_seqs: Some(0), ..base() }, "--max-num-seqs is 0"),
             (Flags { block_size: Some(0), ..base() }, "--block-size is 0"),
+            (Flags { scheduling_depth: Some(2), ..base() }, "--scheduling-depth is 2, must be between 0 and 1"),
+            (
+                Flags { scheduling_depth: Some(0), async_scheduling: Some(true), ..base() },
+                "--scheduling-depth is 0, and --async-scheduling is true: give one",
+            ),
             (speculative("{}"), "--speculative-config"),
             (speculative("{\"method\": \"eagle\", \"num_speculative_tokens\": 2}"), "eagle"),
             (speculative("{\"method\": \"ngram\", \"num_speculative_tokens\": 0}"), "is 0, must be between 1 and 64"),
@@ -358,6 +385,18 @@ mod tests {
             let line = settings(flags).expect_err(expected);
             assert!(line.contains(expected) && !line.contains('\n'), "{line}");
         }
+    }
+
+    #[test]
+    fn the_depth_has_two_names() {
+        let depth = |scheduling_depth, async_scheduling| {
+            settings(Flags { scheduling_depth, async_scheduling, ..Flags::default() }).map(|settings| settings.depth)
+        };
+        assert_eq!(
+            [depth(Some(0), None), depth(None, Some(false)), depth(Some(0), Some(false))],
+            [Ok(0), Ok(0), Ok(0)]
+        );
+        assert_eq!([depth(Some(1), None), depth(None, Some(true)), depth(None, None)], [Ok(1), Ok(1), Ok(DEPTH)]);
     }
 
     #[test]

@@ -98,6 +98,9 @@ pub(crate) struct Simulate {
     /// How often a draft is right
     #[arg(long, default_value_t = 0.7, help_heading = "Fleet")]
     acceptance: f64,
+    /// Steps that are planned ahead
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1), help_heading = "Fleet")]
+    scheduling_depth: u32,
     /// Policies to compare
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Policy::Paceline, Policy::RoundRobin],
           help_heading = "Fleet")]
@@ -112,6 +115,9 @@ pub(crate) struct Simulate {
     /// Milliseconds of a prompt token
     #[arg(long, default_value_t = 0.06, help_heading = "Costs")]
     prompt_token_ms: f64,
+    /// Milliseconds to plan and send a step, hidden where it is planned ahead
+    #[arg(long, default_value_t = 0.0, help_heading = "Costs")]
+    host_ms: f64,
 
     /// Write everything that came of it, by policy
     #[arg(long, value_name = "FILE.json", help_heading = "Output")]
@@ -129,6 +135,7 @@ impl Simulate {
             row_ns: nanoseconds(self.row_ms),
             prompt_token_ns: nanoseconds(self.prompt_token_ms),
             draft_ns: nanoseconds(self.row_ms),
+            host_us: nanoseconds(self.host_ms) / 1_000,
             ..Costs::default()
         }
     }
@@ -177,6 +184,7 @@ impl Simulate {
             num_blocks: self.num_gpu_blocks_override,
             shapes,
             k,
+            depth: self.scheduling_depth,
             acceptance_permille: (self.acceptance * 1e3).round().max(0.0) as u32,
             placing: if policy == Policy::RoundRobin { Placing::RoundRobin } else { Placing::Scheduler },
             costs: self.costs(),

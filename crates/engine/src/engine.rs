@@ -236,5 +236,6 @@ fn settings(options: &Options) -> WorkerSettings {
         row_ladders,
         expert_parallel: model.expert_parallel.name().to_owned(),
         drafter_layers: fleet.drafter_layers,
+        scheduling_depth: fleet.depth,
     }
 }

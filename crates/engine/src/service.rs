@@ -22,8 +22,8 @@ use crate::event::{Event, Hello};
 /// The first message of a stream has to come within this.
 const FIRST_MESSAGE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Messages that may wait for one worker. At depth 0 one step is in flight, and control messages are few: a full
-/// channel means that the worker does not read.
+/// Messages that may wait for one worker. Few steps are in flight, and control messages are few: a full channel means
+/// that the worker does not read.
 const PEER_CHANNEL: usize = 64;
 
 pub(crate) struct WorkersService {

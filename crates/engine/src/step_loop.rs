@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use paceline_fleet::{Action, AnswerBody, Dispatch, Fleet, Input, Level, Place, StepAnswer, WorkerId};
-use paceline_plan::{DpRank, GroupId};
+use paceline_plan::{DpRank, GroupId, StepId};
 use paceline_proto::v1::control_to_worker::Message as ToWorker;
 use paceline_proto::v1::{BindStore, Form, Rejected, StepEnvelope, Stop, Welcome, WorkerSettings};
 use paceline_scheduler::{RankExplanation, RequestId};
@@ -43,7 +43,8 @@ pub(crate) struct StepLoop {
     /// What callers call their requests, of the same requests.
     names: BTreeMap<RequestId, Arc<str>>,
     answers: BTreeMap<RequestId, oneshot::Sender<Result<(), SubmitError>>>,
-    running: BTreeMap<GroupId, Running>,
+    /// Steps in flight.
+    running: BTreeMap<(GroupId, StepId), Running>,
     /// What requests are to be told in this round.
     outbox: Vec<Action>,
     started: Instant,
@@ -151,16 +152,20 @@ impl StepLoop {
     }
 
     fn reply(&mut self, worker: WorkerId, answer: StepAnswer, received: Instant) {
-        let group = answer.group;
+        let (group, step) = (answer.group, answer.step);
         let worker_us = match &answer.body {
             Ok(AnswerBody::Rows(reply)) => reply.timings_us,
             _ => [0; 4],
         };
         let began = Instant::now();
         self.feed(Input::Reply(worker, answer));
-        let Some(running) = self.running.get_mut(&group) else { return };
+        let Some(running) = self.running.get_mut(&(group, step)) else { return };
         if let Some(times) = running.answered(worker_us, received, began.elapsed()) {
-            self.running.remove(&group);
+            self.running.remove(&(group, step));
+            // A step that was sent ahead has waited for this one in its workers.
+            self.running.range_mut((group, step)..).filter(|((other, _), _)| *other == group).for_each(|(_, next)| {
+                next.sent = next.sent.max(received);
+            });
             self.parts.publisher.record(&times);
             tracing::trace!("group {group}: {times:?}");
         }
@@ -293,9 +298,13 @@ impl StepLoop {
                 encode_us: micros(encoded_at - planned),
                 ..StepTimes::default()
             };
-            let group = dispatch.plan().group().group();
+            let (group, step) = (dispatch.plan().group().group(), dispatch.plan().group().step());
             let running = Running { times, sent: encoded_at, waiting: encoded.rank_parts.len() };
-            self.running.insert(group, running);
+            if step == StepId::new(1) {
+                // A new epoch: what was in flight before is never answered.
+                self.running.retain(|(other, _), _| *other != group);
+            }
+            self.running.insert((group, step), running);
             self.send_parts(&dispatch, encoded);
         }
     }

@@ -30,6 +30,8 @@ pub struct Config {
     pub drafter: Drafter,
     /// Draft layers with a KV cache of their own; 0 unless a model drafts.
     pub drafter_layers: u32,
+    /// Steps of a group that may be in flight when its next one is planned (rule 16).
+    pub depth: u32,
     /// How much may wait.
     pub queue: QueueLimits,
     /// What the prefix cache's keys are made with; nothing switches the cache off.
@@ -81,6 +83,7 @@ impl Config {
         config.k_by_rows = self.k_by_rows.clone();
         config.drafter = self.drafter;
         config.drafter_layers = self.drafter_layers;
+        config.depth = self.depth;
         config.queue = self.queue;
         config.prefix_cache = self.prefix_cache;
         config.policies = self.policies;

@@ -119,8 +119,8 @@ impl Fleet {
                     worker.heard_ms += gap_ms;
                 }
                 group.met_ms += gap_ms;
-                if let Phase::Stepping(in_flight) = &mut group.phase {
-                    in_flight.deadline_ms += gap_ms;
+                if let Phase::Serving(steps) = &mut group.phase {
+                    steps.iter_mut().for_each(|in_flight| in_flight.deadline_ms += gap_ms);
                 }
             }
         }
@@ -173,7 +173,7 @@ impl Fleet {
     }
 
     fn check_step(&mut self, index: usize) {
-        let Phase::Stepping(in_flight) = &self.groups[index].phase else { return };
+        let Some(in_flight) = self.groups[index].oldest() else { return };
         if self.now_ms <= in_flight.deadline_ms {
             return;
         }

@@ -1,6 +1,6 @@
 //! The fleet: one function in, actions out. Membership is here; steps, faults and requests are in files of their own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use paceline_plan::{DpRank, Epoch, GroupId, WorkerLimits};
 use paceline_scheduler::{RequestId, Scheduler};
@@ -283,7 +283,7 @@ impl Fleet {
 
     fn put_in_service(&mut self, index: usize) {
         let group = &mut self.groups[index];
-        group.phase = Phase::Ready;
+        group.phase = Phase::Serving(VecDeque::new());
         group.proven = true;
         let dp_ranks = group.dp_ranks();
         let message = format!("group {} ({}) is in service, epoch {}", group.id, names(&dp_ranks), group.epoch);
@@ -300,7 +300,7 @@ impl Fleet {
 fn rank_states(group: &Group) -> Vec<RankStatus> {
     let state = |member: &Member| match (&group.phase, &member.worker) {
         (Phase::Stopped, _) => RankState::Stopped,
-        (Phase::Ready | Phase::Stepping(_), _) => RankState::Ready,
+        (Phase::Serving(_), _) => RankState::Ready,
         _ if group.proven => RankState::Recovering,
         (_, None) => RankState::Absent,
         (_, Some(worker)) if worker.stage == Stage::Joined => RankState::Loading,

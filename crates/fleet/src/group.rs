@@ -1,6 +1,6 @@
 //! One lockstep group: who its workers are and how far they have come.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use paceline_plan::{DpRank, Epoch, GroupId, StepId, StepReply};
 
@@ -39,6 +39,9 @@ pub(crate) struct InFlight {
     pub(crate) held: BTreeMap<DpRank, StepReply>,
     /// Digests of the tokens of the other tp workers.
     pub(crate) echoes: BTreeMap<Place, u64>,
+    /// How long it may take from the moment that it is the oldest step in flight.
+    pub(crate) allowed_ms: u64,
+    /// When it has taken that long; of no meaning while an older step is in flight.
     pub(crate) deadline_ms: u64,
 }
 
@@ -51,10 +54,8 @@ pub(crate) enum Phase {
     Binding,
     /// The workers join the process group.
     Forming,
-    /// In service, nothing in flight.
-    Ready,
-    /// In service, one step in flight.
-    Stepping(InFlight),
+    /// In service, with the steps in flight, the oldest first.
+    Serving(VecDeque<InFlight>),
     /// For good.
     Stopped,
 }
@@ -114,7 +115,18 @@ impl Group {
     }
 
     pub(crate) const fn in_service(&self) -> bool {
-        matches!(self.phase, Phase::Ready | Phase::Stepping(_))
+        matches!(self.phase, Phase::Serving(_))
+    }
+
+    /// The oldest step that a worker has not answered.
+    pub(crate) fn owed_by(&mut self, place: Place) -> Option<&mut InFlight> {
+        let Phase::Serving(steps) = &mut self.phase else { return None };
+        steps.iter_mut().find(|in_flight| in_flight.waiting.contains(&place))
+    }
+
+    /// The oldest step in flight.
+    pub(crate) fn oldest(&self) -> Option<&InFlight> {
+        if let Phase::Serving(steps) = &self.phase { steps.front() } else { None }
     }
 
     /// True when every place has a worker at `stage` or past it, with its steps stream open.

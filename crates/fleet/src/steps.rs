@@ -57,7 +57,7 @@ impl Fleet {
     pub fn next_dispatch(&mut self) -> Option<Dispatch> {
         let scheduler = self.scheduler.as_mut()?;
         for group in &self.groups {
-            if !matches!(group.phase, Phase::Ready) {
+            if !group.in_service() {
                 continue;
             }
             if let Some(plan) = scheduler.plan(group.id) {
@@ -76,14 +76,17 @@ impl Fleet {
         let tokens = u64::from(plan.target().tokens_padded().get());
         let allowed_ms = deadlines.step_ms + tokens * deadlines.step_token_us / 1_000;
         let group = &mut self.groups[plan.group().get() as usize];
-        group.phase = Phase::Stepping(InFlight {
+        let waiting = group.places();
+        let Phase::Serving(steps) = &mut group.phase else { return };
+        steps.push_back(InFlight {
             step: plan.step(),
             digest: encoded.digest,
             passes: plan.passes().len() as u32,
             collectives: None,
-            waiting: group.places(),
+            waiting,
             held: BTreeMap::new(),
             echoes: BTreeMap::new(),
+            allowed_ms,
             deadline_ms: self.now_ms + allowed_ms,
         });
         self.counters.steps += 1;
@@ -93,7 +96,7 @@ impl Fleet {
         // A worker that was let go of answers late: its seats are void.
         let Some((index, place)) = self.find(id) else { return };
         let (epoch, step) = (answer.epoch, answer.step);
-        let asked = self.step_in_flight(index).unwrap_or(step);
+        let asked = self.groups[index].owed_by(place).map_or(step, |in_flight| in_flight.step);
         let result = match self.check_reply(index, place, answer) {
             Ok(None) => Ok(Vec::new()),
             Ok(Some(reply)) => self.commit(place, epoch, step, reply),
@@ -118,24 +121,18 @@ impl Fleet {
         result.map_err(|error| False::new(place, "reply", "an answer to the plan", error))
     }
 
-    fn step_in_flight(&self, index: usize) -> Option<StepId> {
-        match &self.groups[index].phase {
-            Phase::Stepping(in_flight) => Some(in_flight.step),
-            _ => None,
-        }
-    }
-
     /// Notes the answer of a worker. The reply of its rank once all of the rank's workers have said the same.
     fn check_reply(&mut self, index: usize, place: Place, answer: StepAnswer) -> Result<Option<StepReply>, False> {
         let group = &mut self.groups[index];
-        let Phase::Stepping(in_flight) = &mut group.phase else {
-            return Err(False::new(place, "steps in flight", 1, 0));
-        };
+        let (id, epoch) = (group.id, group.epoch);
         let check = |field, expected, got| same(place, field, expected, got);
-        check("group", group.id.get().into(), answer.group.get().into())?;
-        check("epoch", group.epoch.get().into(), answer.epoch.get().into())?;
+        check("group", id.get().into(), answer.group.get().into())?;
+        check("epoch", epoch.get().into(), answer.epoch.get().into())?;
+        // A worker answers its steps in order, whatever its peers do.
+        let Some(in_flight) = group.owed_by(place) else {
+            return Err(False::new(place, "replies that are owed", 0, 1));
+        };
         check("step", in_flight.step.get(), answer.step.get())?;
-        check("replies", 1, 1 + u64::from(!in_flight.waiting.contains(&place)))?;
         check("digest", in_flight.digest, answer.digest)?;
         let body = answer.body.map_err(|error| False::new(place, "body", "a reply", error))?;
         let echo = match (&body, place.tp_rank) {
@@ -160,10 +157,13 @@ impl Fleet {
         if let Some(worker) = group.worker(place) {
             worker.heard_ms = now_ms;
         }
-        if let Phase::Stepping(in_flight) = &group.phase
-            && in_flight.waiting.is_empty()
-        {
-            group.phase = Phase::Ready;
+        let Phase::Serving(steps) = &mut group.phase else { return };
+        while steps.front().is_some_and(|in_flight| in_flight.waiting.is_empty()) {
+            steps.pop_front();
+            // The time of a step that was sent ahead begins when the one before it has ended.
+            if let Some(next) = steps.front_mut() {
+                next.deadline_ms = now_ms + next.allowed_ms;
+            }
         }
     }
 

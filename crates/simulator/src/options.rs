@@ -44,6 +44,8 @@ pub struct Options {
     pub acceptance_permille: u32,
     /// A draft layer of its own rather than n-grams.
     pub drafter_model: bool,
+    /// Steps that plans are made ahead of their replies.
+    pub depth: u32,
     /// How much may wait.
     pub queue: QueueLimits,
     /// Who chooses ranks.
@@ -73,6 +75,7 @@ impl Default for Options {
             k: 0,
             acceptance_permille: 700,
             drafter_model: false,
+            depth: 0,
             queue: QueueLimits::default(),
             placing: Placing::Scheduler,
             policies: Policies::default(),
@@ -118,6 +121,7 @@ impl Options {
             shapes: self.shapes.clone(),
             k: self.k,
             k_by_rows: Vec::new(),
+            depth: self.depth,
             drafter,
             drafter_layers: u32::from(drafter == Drafter::Model),
             queue: self.queue,

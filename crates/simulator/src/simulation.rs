@@ -1,10 +1,10 @@
 //! The virtual clock: arrivals, steps and heartbeats in order of time, played to the production fleet.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use paceline_fleet::{Action, Fleet, Input, Join, Loaded, StepAnswer, StoreAddress, WorkerId};
-use paceline_plan::{DpRank, Mode, StepPlan};
+use paceline_plan::{DpRank, GroupId, Mode, StepPlan};
 use paceline_scheduler::Stats;
 
 use crate::options::VOCAB_SIZE;
@@ -60,6 +60,8 @@ struct Simulation<'a> {
     events: BinaryHeap<Reverse<(u64, Event)>>,
     /// Answers of steps under way; an empty place is free.
     under_way: Vec<Vec<(WorkerId, StepAnswer)>>,
+    /// When a group's workers have ended all that was sent to them.
+    busy_until_us: BTreeMap<GroupId, u64>,
     times: Vec<Times>,
     ended: u64,
     tally: Tally,
@@ -81,6 +83,7 @@ impl<'a> Simulation<'a> {
             clock_us: 0,
             events: BinaryHeap::new(),
             under_way: Vec::new(),
+            busy_until_us: BTreeMap::new(),
             times: trace.requests.iter().map(arrival).collect(),
             ended: 0,
             tally: Tally::default(),
@@ -195,7 +198,10 @@ impl<'a> Simulation<'a> {
                 self.under_way.push(Vec::new());
             }
             self.under_way[place] = answers;
-            self.events.push(Reverse((self.clock_us + step_us, Event::Done(place))));
+            // A step that was sent ahead starts when its group's workers have ended the one before it.
+            let busy_until_us = self.busy_until_us.entry(plan.group().group()).or_default();
+            *busy_until_us = (self.clock_us + self.options.costs.host_us).max(*busy_until_us) + step_us;
+            self.events.push(Reverse((*busy_until_us, Event::Done(place))));
         }
     }
 

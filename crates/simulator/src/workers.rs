@@ -10,6 +10,7 @@ use crate::random::Random;
 #[derive(Clone, Copy, Debug, Default)]
 struct Seat {
     computed: u32,
+    proposed: u32,
 }
 
 /// The worker of one rank.
@@ -30,7 +31,7 @@ impl Worker {
     /// Runs its part of a step.
     pub(crate) fn run(&mut self, group: &GroupPart, part: &RankPart, digest: u64) -> StepAnswer {
         for admission in part.admissions() {
-            self.seats[admission.seat.index()] = Seat { computed: admission.computed };
+            self.seats[admission.seat.index()] = Seat { computed: admission.computed, proposed: 0 };
         }
         let decode_rows = part.decode_rows() as usize;
         let rows = part.rows().iter().enumerate();
@@ -47,11 +48,13 @@ impl Worker {
     }
 
     fn row(&mut self, row: &Row, is_decode: bool, k_draft: u32) -> RowReply {
-        let accepted = if is_decode { self.accepted(row.drafts) } else { 0 };
+        let drafts = row.drafts.min(self.seats[row.seat.index()].proposed);
+        let accepted = if is_decode { self.accepted(drafts) } else { 0 };
         let seat = &mut self.seats[row.seat.index()];
         let known = seat.computed + if is_decode { 1 } else { row.query_len.get() };
         seat.computed += if is_decode { 1 + accepted } else { row.query_len.get() };
         let samples = row.logits != LogitsWanted::None;
+        seat.proposed = if samples { k_draft } else { 0 };
         // Never a stop token; text of its own for every row, so that outputs share no prefix by accident.
         let emitted = if samples { 1 + accepted } else { 0 };
         let emitted = (0..emitted).map(|_| self.random.below(VOCAB_SIZE)).collect();
@@ -61,7 +64,7 @@ impl Worker {
             known,
             accepted,
             emitted,
-            proposed: if samples { k_draft } else { 0 },
+            proposed: seat.proposed,
             logprobs: Logprobs::NONE,
         }
     }

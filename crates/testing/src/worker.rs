@@ -240,7 +240,7 @@ impl Worker {
         let limits = self.limits(settings);
         let ranks = welcome.group_dp_ranks.iter().map(|dp_rank| DpRank::new(*dp_rank)).collect();
         let table = SeatTable::new(limits, DpRank::new(self.behaviour.dp_rank), ranks).map_err(lost)?;
-        let table = table.with_drafter_layers(settings.drafter_layers);
+        let table = table.with_drafter_layers(settings.drafter_layers).with_depth(settings.scheduling_depth);
         let ladders = settings.row_ladders.iter().map(|ladder| (ladder.query_len, ladder.rows.clone())).collect();
         let contract = declared(&settings.attention_contract, limits.row_capacity);
         let loaded = ToDaemon::Loaded(Loaded {

@@ -85,6 +85,7 @@ def load(folder: Path, dp_rank: int, welcome: Welcome, groups: ProcessGroups, on
         k_max=settings.k_max,
         vocab_size=config.vocab_size,
         drafter_layers=drafter_layers,
+        scheduling_depth=settings.scheduling_depth,
     )
     arrays = StepArrays.allocate(
         row_capacity=settings.row_capacity, token_capacity=settings.token_capacity, table_width=settings.table_width

@@ -28,6 +28,7 @@ pub(crate) struct Setup {
     pub(crate) k: u32,
     /// Draft layers of the model; 0: drafts are n-grams.
     pub(crate) drafter_layers: u32,
+    pub(crate) depth: u32,
     pub(crate) max_num_seqs: u32,
     pub(crate) max_num_batched_tokens: u32,
     pub(crate) max_model_len: u32,
@@ -48,6 +49,7 @@ impl Default for Setup {
             lockstep: false,
             k: 0,
             drafter_layers: 0,
+            depth: 0,
             max_num_seqs: 8,
             max_num_batched_tokens: 256,
             max_model_len: 1024,
@@ -111,6 +113,7 @@ impl Setup {
             shapes,
             k: self.k,
             k_by_rows: Vec::new(),
+            depth: self.depth,
             drafter,
             drafter_layers: self.drafter_layers,
             queue: self.queue,

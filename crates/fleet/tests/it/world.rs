@@ -40,6 +40,7 @@ pub(crate) fn config(dp_size: u32, lockstep: bool) -> Config {
         shapes: ShapeConfig::cpu_default(4, &[0], 4),
         k: 0,
         k_by_rows: Vec::new(),
+        depth: 0,
         drafter: Drafter::None,
         drafter_layers: 0,
         queue: QueueLimits::default(),
@@ -146,7 +147,7 @@ impl World {
                         let limits = WorkerLimits { num_blocks: 32, vocab_size: 50, ..LIMITS };
                         let dp_rank = self.places[worker].dp_rank;
                         let table = SeatTable::new(limits, dp_rank, dp_ranks.clone()).expect("in the group");
-                        self.tables.insert(*worker, table);
+                        self.tables.insert(*worker, table.with_depth(1));
                     }
                     Action::BindStore { worker, epoch } => {
                         let address = StoreAddress { host: "here".to_owned(), port: 7 };

@@ -1200,6 +1200,9 @@ pub struct WorkerSettings {
     /// Draft layers of the checkpoint that are used (Lm of step-rules.md); 0 unless the drafter is "mtp".
     #[prost(uint32, tag = "24")]
     pub drafter_layers: u32,
+    /// Steps that plans may be made ahead of their replies (rule 16): a worker may be sent so many more than it has answered.
+    #[prost(uint32, tag = "25")]
+    pub scheduling_depth: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RowLadder {
