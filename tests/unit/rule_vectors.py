@@ -145,6 +145,11 @@ class Seats:
         for entry in rank.get("block_appends", []):
             self.blocks[entry["seat"]] += entry["blocks"]
 
+    def start(self, rank: Json, row: int) -> int:
+        """Where a row starts: rule 16 leaves it to the worker's own newest token where the plan only says at most."""
+        is_decode = row < rank["decode_rows"]
+        return len(self.tokens[rank["row_seats"][row]]) - 1 if is_decode else int(rank["row_starts"][row])
+
     def outcomes(self, rank: Json, accepted: int, token: int) -> dict[int, list[int]]:
         """What every row that samples emits: the drafts it accepts (a decode row), then `token`; by seat."""
         emitted: dict[int, list[int]] = {}
@@ -216,7 +221,7 @@ def expected_arrays(limits: Json, group: Json, rank: Json, rank_index: int, seat
     """The target's arrays, by the text of rules 9 and 20 besides."""
     rows = []
     for row, seat in enumerate(rank.get("row_seats", [])):
-        start, length, drafts = (rank[field][row] for field in ("row_starts", "row_query_lens", "row_drafts"))
+        start, length, drafts = seats.start(rank, row), rank["row_query_lens"][row], rank["row_drafts"][row]
         known: list[int | None] = [*seats.tokens[seat]]
         if row < rank["decode_rows"]:
             known += seats.drafts.get(seat, [])[:drafts]
@@ -236,24 +241,24 @@ def expected_drafter_arrays(
     for layer in range(1, layers + 1):
         rows = []
         for row, seat in enumerate(rank.get("row_seats", [])):
-            start, length = rank["row_starts"][row], rank["row_query_lens"][row]
+            start, length = seats.start(rank, row), rank["row_query_lens"][row]
             known = [*seats.tokens[seat], *emitted.get(seat, [])]
             fed = [known[at + layer] if at + layer < len(known) else None for at in range(start, start + length)]
-            wanted = [_last(rank, row, emitted) - start] if group["k_draft"] and seat in emitted else []
+            wanted = [_last(seats, rank, row, emitted) - start] if group["k_draft"] and seat in emitted else []
             rows.append(LaidRow(fed, start, seats.blocks[seat], wanted))
         passes.append(lay_out(limits, group["passes"][1], rank_index, rows))
     for index in range(2, group["k_draft"] + 1):
         rows = []
         for row, seat in enumerate(rank.get("row_seats", [])):
             if seat in emitted:
-                position = _last(rank, row, emitted) + max(0, index - layers)
+                position = _last(seats, rank, row, emitted) + max(0, index - layers)
                 rows.append(LaidRow([DRAFTS[index - 2]], position, seats.blocks[seat], [0]))
         passes.append(lay_out(limits, group["passes"][index], rank_index, rows))
     return passes
 
 
-def _last(rank: Json, row: int, emitted: dict[int, list[int]]) -> int:
+def _last(seats: Seats, rank: Json, row: int, emitted: dict[int, list[int]]) -> int:
     """The row's last position that counts: what it emitted last comes right after it."""
     if row < rank["decode_rows"]:
-        return int(rank["row_starts"][row]) + len(emitted[rank["row_seats"][row]]) - 1
+        return seats.start(rank, row) + len(emitted[rank["row_seats"][row]]) - 1
     return int(rank["row_starts"][row] + rank["row_query_lens"][row]) - 1

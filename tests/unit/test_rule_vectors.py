@@ -95,7 +95,9 @@ def test_arrays_follow_from_the_rules(name: str, limits: Json, case: Json) -> No
 def test_core_takes_or_refuses_each_plan(name: str, limits: Json, case: Json) -> None:
     """`_core` makes the same arrays of plans packed here, and refuses the same plans with the same numbers."""
     layers = case.get("drafter_layers", 0)
-    core = _core.WorkerCore(dp_rank=case["dp_rank"], group_ranks=case["group_dp_ranks"], drafter_layers=layers, **limits)
+    core = _core.WorkerCore(
+        dp_rank=case["dp_rank"], group_ranks=case["group_dp_ranks"], drafter_layers=layers, scheduling_depth=1, **limits
+    )
     core.reset(1)
     greedy = _core.sampling_bytes_for_test(temperature=0.0)
     for step in case["steps"]:

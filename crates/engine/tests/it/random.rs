@@ -1,5 +1,5 @@
-//! Ten thousand random steps in lockstep over real sockets, within TRTLLM's attention contract: no worker refuses, and all
-//! ranks run the same passes.
+//! Ten thousand random steps in lockstep over real sockets, half of them planned one step ahead, within TRTLLM's attention
+//! contract: no worker refuses, and all ranks run the same passes.
 
 use paceline_engine::{GenerateRequest, TokenStream};
 
@@ -31,12 +31,13 @@ async fn submit(fleet: &Fleet, numbers: &mut Numbers, dp_size: u32) -> Running {
     (fleet.handle.submit(request).await.expect("it fits"), prompt, count)
 }
 
-async fn random_steps(dp_size: u32, k: u32, steps: u64) {
+async fn random_steps(dp_size: u32, k: u32, depth: u32, steps: u64) {
     let seed = u64::from(dp_size * 100 + k);
     let mut numbers = Numbers(seed);
     let setup = Setup {
         dp_size,
         k,
+        depth,
         lockstep: true,
         attention_contract: "trtllm",
         max_num_seqs: 6,
@@ -85,13 +86,15 @@ async fn random_steps(dp_size: u32, k: u32, steps: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_thousand_random_steps_of_two_ranks() {
     for k in 0..=7 {
-        random_steps(2, k, 640).await;
+        random_steps(2, k, k % 2, 320).await;
+        random_steps(2, k, 1 - k % 2, 320).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_thousand_random_steps_of_four_ranks() {
     for k in 0..=7 {
-        random_steps(4, k, 640).await;
+        random_steps(4, k, k % 2, 320).await;
+        random_steps(4, k, 1 - k % 2, 320).await;
     }
 }

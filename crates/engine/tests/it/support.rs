@@ -8,7 +8,7 @@ use paceline_engine::{
 };
 use paceline_fleet::{Config, Deadlines};
 use paceline_plan::WorkerLimits;
-use paceline_scheduler::{Drafter, QueueLimits, ShapeConfig};
+use paceline_scheduler::{CacheSecret, Drafter, QueueLimits, ShapeConfig};
 use paceline_testing::{Behaviour, Ended, Records, model};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -29,6 +29,7 @@ pub(crate) struct Setup {
     /// Draft layers of the model; 0: drafts are n-grams.
     pub(crate) drafter_layers: u32,
     pub(crate) depth: u32,
+    pub(crate) prefix_cache: bool,
     pub(crate) max_num_seqs: u32,
     pub(crate) max_num_batched_tokens: u32,
     pub(crate) max_model_len: u32,
@@ -50,6 +51,7 @@ impl Default for Setup {
             k: 0,
             drafter_layers: 0,
             depth: 0,
+            prefix_cache: false,
             max_num_seqs: 8,
             max_num_batched_tokens: 256,
             max_model_len: 1024,
@@ -117,7 +119,7 @@ impl Setup {
             drafter,
             drafter_layers: self.drafter_layers,
             queue: self.queue,
-            prefix_cache: None,
+            prefix_cache: self.prefix_cache.then(|| CacheSecret::new(1, 2)),
             policies: paceline_scheduler::Policies::default(),
             fatal_start: false,
             deadlines: self.deadlines,

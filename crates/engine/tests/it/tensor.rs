@@ -11,6 +11,8 @@ const SHARED: Setup = Setup {
     lockstep: true,
     k: 2,
     drafter_layers: 1,
+    depth: 1,
+    prefix_cache: false,
     max_num_seqs: 8,
     max_num_batched_tokens: 256,
     max_model_len: 1024,

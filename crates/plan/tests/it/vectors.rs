@@ -3,6 +3,7 @@
 //! The files are written here (`UPDATE_VECTORS=1 cargo test -p paceline-plan`) and asserted here and in Python
 //! (`tests/unit/test_rule_vectors.py`), which packs the plans itself.
 
+mod ahead;
 mod drafting;
 
 use std::path::PathBuf;
@@ -94,7 +95,8 @@ impl Vectors {
         let dp_ranks: Vec<u32> = (0..steps[0].0["dp_ranks"].as_array().map_or(1, Vec::len) as u32).collect();
         let mut table = SeatTable::new(limits(), DpRank::new(0), dp_ranks.iter().copied().map(DpRank::new).collect())
             .expect("rank 0 is in the group")
-            .with_drafter_layers(layers);
+            .with_drafter_layers(layers)
+            .with_depth(1);
         table.reset(Epoch::new(1));
         let steps: Vec<Value> = steps.iter().map(|(group, rank)| send(&mut table, group, rank)).collect();
         let mut case = json!({"name": name, "group_dp_ranks": dp_ranks, "dp_rank": 0, "steps": steps});
@@ -416,11 +418,6 @@ fn rule_13_nothing_is_skipped() {
         .broken("another epoch", |group, _| group["epoch"] = json!(2))
         .broken("a field of a later version", |_, rank| rank["stage"] = json!(1))
         .check();
-}
-
-#[test]
-fn rule_16_the_worker_derives_positions_and_checks_them() {
-    Vectors::of_rule(16).broken("a start behind the worker", |_, rank| rank["row_starts"] = json!([4])).check();
 }
 
 #[test]

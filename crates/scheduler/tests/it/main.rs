@@ -1,6 +1,7 @@
 //! The scheduler from outside: worlds of scripted workers that check every plan like real ones.
 
 mod accounting;
+mod ahead;
 mod arrays;
 mod balance;
 mod blocks;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{LAST, Vectors, decode, group, idle, pass, prompt};
 
 /// Target and extend passes of one shape, then the single passes of `k_draft`; `accepted` of the drafts are right.
-fn drafting_group(step: u32, k_draft: u32, accepted: u32, target: Value, single: &Value) -> Value {
+pub(super) fn drafting_group(step: u32, k_draft: u32, accepted: u32, target: Value, single: &Value) -> Value {
     let mut extend = target.clone();
     extend["kind"] = json!(1);
     let mut passes = vec![target, extend];
@@ -21,7 +21,7 @@ fn drafting_group(step: u32, k_draft: u32, accepted: u32, target: Value, single:
 }
 
 /// A prompt of rank 0, whose peer is idle or the other way round.
-fn drafting_prompt(k_draft: u32) -> Value {
+pub(super) fn drafting_prompt(k_draft: u32) -> Value {
     let single = pass(2, 2, 0, 1, 1, &[(1, 1, 0), (1, 1, 1)]);
     drafting_group(1, k_draft, 0, pass(0, 2, 0, 1, 5, &[(1, 5, 0), (1, 4, 1)]), &single)
 }
@@ -32,7 +32,7 @@ fn drafting_decode(accepted: u32) -> Value {
 }
 
 /// The prompt's first 4 tokens, with `ahead` of those after them, and what is left of it.
-fn chunks(ahead: usize) -> [(Value, Value); 2] {
+pub(super) fn chunks(ahead: usize) -> [(Value, Value); 2] {
     let tokens = [16, 17, 18, 14, 15];
     let (mut first, mut second) = (prompt(), decode(1));
     first["feeds"] = json!([{"seat": 2, "start": 0, "tokens": tokens[..4 + ahead]}]);

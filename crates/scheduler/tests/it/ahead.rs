@@ -1,0 +1,239 @@
+//! One step ahead (rule 16): what is planned while a step runs, what of it counts, and when blocks are free.
+
+use paceline_plan::{GroupId, StepPlan};
+use paceline_scheduler::{Config, Error, Finish, RequestId};
+
+use crate::world::{Pending, World, limits, lockstep, next_token};
+
+const GROUP: GroupId = GroupId::new(0);
+
+fn ahead(ranks: u32, max_num_seqs: u32, k: u32) -> Config {
+    Config { depth: 1, ..lockstep(ranks, max_num_seqs, k) }
+}
+
+fn launch(world: &mut World) -> (StepPlan, Vec<Pending>) {
+    world.launch(GROUP).expect("a step")
+}
+
+fn deliver(world: &mut World, pending: Vec<Pending>) -> usize {
+    pending.into_iter().map(|reply| world.deliver(reply).len()).sum()
+}
+
+/// What the model says after the request's prompt.
+fn text(world: &World, id: RequestId, count: usize) -> Vec<u32> {
+    let vocab_size = world.scheduler.config().limits.vocab_size;
+    let mut tokens = world.requests[&id].spec.prompt.clone();
+    let prompt_len = tokens.len();
+    for _ in 0..count {
+        tokens.push(next_token(&tokens, vocab_size));
+    }
+    tokens.split_off(prompt_len)
+}
+
+#[test]
+fn one_step_runs_and_one_is_ahead() {
+    let mut world = World::new(ahead(2, 4, 0));
+    world.submit(20, 5);
+    let (_, first) = launch(&mut world);
+    let (second_plan, second) = launch(&mut world);
+    assert_eq!(second_plan.group().depth(), 1);
+    assert_eq!(second_plan.ranks()[0].rows()[0].start_max, 20, "after the prompt in flight");
+    assert!(world.launch(GROUP).is_none());
+    assert_eq!(world.scheduler.in_flight(GROUP).map(|step| step.get()).collect::<Vec<_>>(), [1, 2]);
+    deliver(&mut world, first);
+    let (_, third) = launch(&mut world);
+    world.drain_ahead(second.into_iter().chain(third).collect());
+    world.assert_drained();
+    assert_eq!(world.steps, 5, "one for each token, none in vain");
+}
+
+/// With drafts in flight the next row counts with all of them, and the reply brings it back.
+#[test]
+fn the_start_is_at_most_what_drafts_in_flight_allow() {
+    let mut world = World::new(ahead(1, 1, 3));
+    world.accept_permille = 0;
+    world.submit(20, 100);
+    let mut pending = Vec::new();
+    let mut starts = Vec::new();
+    for _ in 0..6 {
+        let (plan, replies) = launch(&mut world);
+        let row = plan.ranks()[0].rows()[0];
+        starts.push((row.start_max, row.drafts));
+        pending.extend(replies);
+        if pending.len() > 1 {
+            world.deliver(pending.remove(0));
+        }
+    }
+    // No draft is ever right: each row gives a token, and is planned as if the 3 before it had been right.
+    let ngram_knows_after_a_step = [(0, 0), (20, 0), (21, 3), (25, 3), (26, 3), (27, 3)];
+    assert_eq!(starts, ngram_knows_after_a_step);
+}
+
+/// C01 with the next step planned already: EOS among accepted drafts ends the text, and the row in flight is dropped.
+#[test]
+fn a_stop_token_ends_a_request_whose_next_row_is_in_flight() {
+    let mut world = World::new(ahead(1, 2, 5));
+    let mut spec = world.spec(8, 64);
+    let id = spec.id;
+    let mut tokens = spec.prompt.clone();
+    let vocab_size = world.scheduler.config().limits.vocab_size;
+    while tokens.len() < 8 + 11 {
+        tokens.push(next_token(&tokens, vocab_size));
+    }
+    spec.stop_token_ids = vec![tokens[8 + 9]];
+    world.submit_spec(spec).expect("it fits");
+    let mut pending = Vec::new();
+    let mut in_flight_at_the_end = 0;
+    while let Some((_, replies)) = world.launch(GROUP) {
+        pending.extend(replies);
+        if pending.len() > 1 {
+            world.deliver(pending.remove(0));
+        }
+        if world.requests[&id].finished.is_some() {
+            in_flight_at_the_end = pending.len();
+            break;
+        }
+    }
+    let live = &world.requests[&id];
+    assert_eq!((live.emitted.len(), live.finished), (10, Some(Finish::Stop(tokens[8 + 9]))));
+    assert_eq!(in_flight_at_the_end, 1, "the step after it was planned before");
+    let stats = world.scheduler.stats();
+    assert!(stats.ranks[0].running == 0 && stats.ranks[0].blocks_used > 0, "blocks are in use until the reply");
+    assert!(world.launch(GROUP).is_none(), "nothing more is planned for it");
+    assert_eq!(deliver(&mut world, pending), 0, "no text after the stop token");
+    world.assert_drained();
+}
+
+#[test]
+fn a_request_that_ends_in_flight_has_no_further_row() {
+    let mut world = World::new(ahead(1, 1, 0));
+    let id = world.submit(4, 2);
+    let (_, first) = launch(&mut world);
+    let (_, second) = launch(&mut world);
+    deliver(&mut world, first);
+    assert!(world.launch(GROUP).is_none(), "its last token is in flight");
+    deliver(&mut world, second);
+    assert_eq!(world.requests[&id].emitted, text(&world, id, 2));
+    world.assert_drained();
+}
+
+/// With drafts in flight it is not known whether a request has ended: it gets a row without drafts, within its blocks.
+#[test]
+fn a_request_that_may_have_ended_gets_one_row_and_no_block() {
+    for (accept_permille, rows) in [(1000, 2), (0, 4)] {
+        let mut config = ahead(1, 1, 3);
+        config.limits = limits(1, 3);
+        let mut world = World::new(config);
+        world.accept_permille = accept_permille;
+        // 12 known after the prompt's step; drafts reach 16 tokens, the last position of a block.
+        let id = world.submit(11, 5);
+        let (_, first) = launch(&mut world);
+        deliver(&mut world, first);
+        let (plan, second) = launch(&mut world);
+        assert_eq!(plan.ranks()[0].rows()[0].drafts, 3);
+        let (plan, third) = launch(&mut world);
+        let row = plan.ranks()[0].rows()[0];
+        assert_eq!((row.start_max, row.drafts, row.blocks), (15, 0, 1));
+        world.drain_ahead(second.into_iter().chain(third).collect());
+        world.assert_drained();
+        assert_eq!(world.requests[&id].emitted, text(&world, id, 5));
+        assert!(world.steps >= rows, "{} steps", world.steps);
+    }
+}
+
+/// A23: at most the step that is ahead already follows an abort, and everything is free when it is answered.
+#[test]
+fn a23_an_aborted_request_has_no_more_than_the_steps_in_flight() {
+    let mut world = World::new(ahead(2, 4, 0));
+    let id = world.submit(20, 100);
+    let (_, first) = launch(&mut world);
+    let (_, second) = launch(&mut world);
+    assert!(world.abort(id));
+    assert!(world.launch(GROUP).is_none(), "no further step");
+    let used = |world: &World| (world.scheduler.stats().ranks[0].running, world.scheduler.stats().ranks[0].blocks_used);
+    assert_eq!(used(&world), (0, 2));
+    assert_eq!(deliver(&mut world, first), 0);
+    assert_eq!(used(&world), (0, 2), "the second step may still write");
+    assert_eq!(deliver(&mut world, second), 0);
+    world.assert_drained();
+}
+
+/// Rule 11: a row in flight is preempted, its reply is dropped whole, its blocks are free with that reply, and while they
+/// are coming nobody else has to leave.
+#[test]
+fn blocks_of_a_preempted_row_in_flight_are_coming() {
+    let mut config = ahead(1, 3, 0);
+    (config.limits.block_size, config.limits.num_blocks, config.limits.table_width) = (4, 6, 1_024);
+    let mut world = World::new(config);
+    let ids: Vec<RequestId> = (0..3).map(|_| world.submit(7, 12)).collect();
+    let preemptions = |world: &World| world.scheduler.stats().ranks[0].counters.preemptions;
+    let mut pending: Vec<Pending> = Vec::new();
+    let mut coming = 0;
+    loop {
+        let before = preemptions(&world);
+        let launched = world.launch(GROUP);
+        let more = preemptions(&world) - before;
+        assert!(more <= 1, "the blocks of one are enough");
+        if more == 1 && !pending.is_empty() {
+            coming += 1;
+            let stats = world.scheduler.stats();
+            assert!(stats.ranks[0].blocks_used > 0, "what the victim held is in use until its step is answered");
+            assert!(world.launch(GROUP).is_none() && preemptions(&world) == before + 1, "nobody else leaves meanwhile");
+        }
+        let is_idle = launched.is_none();
+        pending.extend(launched.into_iter().flat_map(|(_, replies)| replies));
+        world.scheduler.assert_consistent();
+        if pending.len() > 1 || is_idle {
+            if pending.is_empty() {
+                break;
+            }
+            world.deliver(pending.remove(0));
+        }
+    }
+    assert!(coming > 0, "somebody was sent back in flight");
+    world.assert_drained();
+    for id in ids {
+        assert_eq!(world.requests[&id].emitted, text(&world, id, 12));
+    }
+}
+
+#[test]
+fn a_rank_answers_its_steps_in_order() {
+    let mut world = World::new(ahead(2, 4, 0));
+    world.submit_to(0, 20, 5);
+    world.submit_to(1, 20, 5);
+    let (_, first) = launch(&mut world);
+    let (_, mut second) = launch(&mut world);
+    let late = second.pop().expect("two ranks");
+    let (dp_rank, header, reply) = (late.dp_rank, late.header, late.reply.clone());
+    let error = world.scheduler.commit(dp_rank, header.epoch, header.step, reply).expect_err("step 1 comes first");
+    assert!(matches!(error, Error::Reply { field: "step", expected: 1, got: 2, .. }), "{error}");
+    // Nothing of it was applied; the other rank may be further.
+    let [one, other] = <[Pending; 2]>::try_from(first).unwrap_or_else(|_| panic!("two ranks"));
+    deliver(&mut world, vec![one]);
+    deliver(&mut world, second);
+    deliver(&mut world, vec![other, late]);
+    world.drain_ahead(Vec::new());
+    world.assert_drained();
+}
+
+/// A prefix enters the cache by answered steps only, and what a step in flight computes is found once it is answered.
+#[test]
+fn only_answered_tokens_are_cached() {
+    let mut config = ahead(1, 2, 0);
+    config.prefix_cache = Some(paceline_scheduler::CacheSecret::new(1, 2));
+    config.limits.max_num_batched_tokens = 32;
+    let mut world = World::new(config);
+    let first = world.submit(64, 4);
+    let (_, chunk) = launch(&mut world);
+    let (_, rest) = launch(&mut world);
+    let mut again = world.spec(64, 4);
+    again.prompt = world.requests[&first].spec.prompt.clone();
+    let again = world.submit_spec(again).expect("it fits");
+    deliver(&mut world, chunk);
+    let (plan, third) = launch(&mut world);
+    assert_eq!(plan.ranks()[0].admissions()[0].computed, 32, "two blocks of the answered chunk, not of the other");
+    assert_eq!(world.scheduler.cached_tokens(again), Some(32));
+    world.drain_ahead(rest.into_iter().chain(third).collect());
+    world.assert_drained();
+}
