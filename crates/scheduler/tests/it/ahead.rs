@@ -1,7 +1,7 @@
 //! One step ahead (rule 16): what is planned while a step runs, what of it counts, and when blocks are free.
 
-use paceline_plan::{GroupId, StepPlan};
-use paceline_scheduler::{Config, Error, Finish, RequestId};
+use paceline_plan::{GroupId, Mode, StepPlan};
+use paceline_scheduler::{Config, Drafter, Error, Finish, RequestId, ShapeConfig};
 
 use crate::world::{Pending, World, limits, lockstep, next_token};
 
@@ -69,9 +69,9 @@ fn the_start_is_at_most_what_drafts_in_flight_allow() {
     assert_eq!(starts, ngram_knows_after_a_step);
 }
 
-/// C01 with the next step planned already: EOS among accepted drafts ends the text, and the row in flight is dropped.
+/// EOS among accepted drafts ends the text, and the row that was planned before that was known is dropped.
 #[test]
-fn a_stop_token_ends_a_request_whose_next_row_is_in_flight() {
+fn c01_a_stop_token_ends_a_request_whose_next_row_is_in_flight() {
     let mut world = World::new(ahead(1, 2, 5));
     let mut spec = world.spec(8, 64);
     let id = spec.id;
@@ -141,7 +141,7 @@ fn a_request_that_may_have_ended_gets_one_row_and_no_block() {
     }
 }
 
-/// A23: at most the step that is ahead already follows an abort, and everything is free when it is answered.
+/// At most the step that is ahead already follows an abort, and everything is free when it is answered.
 #[test]
 fn a23_an_aborted_request_has_no_more_than_the_steps_in_flight() {
     let mut world = World::new(ahead(2, 4, 0));
@@ -235,5 +235,91 @@ fn only_answered_tokens_are_cached() {
     assert_eq!(plan.ranks()[0].admissions()[0].computed, 32, "two blocks of the answered chunk, not of the other");
     assert_eq!(world.scheduler.cached_tokens(again), Some(32));
     world.drain_ahead(rest.into_iter().chain(third).collect());
+    world.assert_drained();
+}
+
+/// A rank whose blocks are all in use by a request that has left runs its dummy beside its peer all the same.
+#[test]
+fn a10_a_dummy_runs_where_all_blocks_are_of_a_request_that_leaves() {
+    let mut config = ahead(2, 4, 1);
+    (config.limits.block_size, config.limits.num_blocks) = (128, 4);
+    let mut world = World::new(config);
+    world.accept_permille = 0;
+    for _ in 0..4 {
+        world.submit_to(0, 4, 125);
+    }
+    let filling = world.submit_to(1, 385, 128);
+    let (_, first) = launch(&mut world);
+    let (_, second) = launch(&mut world);
+    let used = |world: &World| world.scheduler.stats().ranks[1].blocks_used;
+    assert!(world.abort(filling));
+    deliver(&mut world, first);
+    assert_eq!(used(&world), 4, "no block is free");
+    let (plan, third) = launch(&mut world);
+    assert!(plan.ranks()[1].is_dummy() && used(&world) == 4);
+    assert_eq!(plan.group().target().mode(), Mode::Full);
+    deliver(&mut world, second);
+    assert_eq!(used(&world), 0);
+    world.drain_ahead(third);
+    world.assert_drained();
+}
+
+/// Drafts that are not proposed yet are trimmed to the blocks that are left, like those that are.
+#[test]
+fn c12_drafts_in_flight_are_trimmed_to_the_blocks_that_are_left() {
+    let mut config = ahead(1, 2, 7);
+    config.drafter = Drafter::Model;
+    config.shapes = ShapeConfig::cpu_default(2, &[0, 7], 2);
+    (config.limits.block_size, config.limits.num_blocks, config.limits.table_width) = (4, 5, 1_100);
+    let mut world = World::new(config);
+    let id = world.submit(4, 16);
+    world.submit(9, 3);
+    let (_, first) = launch(&mut world);
+    let (plan, second) = launch(&mut world);
+    let row = plan.ranks()[0].rows()[0];
+    assert_eq!((row.start_max, row.drafts, row.blocks), (4, 3, 2));
+    assert_eq!(world.scheduler.stats().ranks[0].counters.preemptions, 0);
+    world.drain_ahead(first.into_iter().chain(second).collect());
+    assert_eq!(world.requests[&id].emitted, text(&world, id, 16));
+    world.assert_drained();
+}
+
+/// Drafts that were planned and not proposed are no drafts: all that were proposed are right, and the rate is 1.
+#[test]
+fn c18_drafts_that_never_came_are_not_counted() {
+    let mut config = ahead(2, 2, 3);
+    config.drafter = Drafter::Model;
+    config.shapes = ShapeConfig::cpu_default(2, &[0, 3], 2);
+    let mut world = World::new(config);
+    world.propose_permille = 300;
+    world.submit_to(0, 4, 200);
+    world.drain_ahead(Vec::new());
+    world.assert_drained();
+    let stats = world.scheduler.stats();
+    let drafts = &stats.ranks[0].counters.drafts;
+    assert!(drafts.draft_tokens > 30 && drafts.draft_tokens < 3 * drafts.drafts, "{drafts:?}");
+    assert_eq!(drafts.draft_tokens, drafts.accepted_tokens);
+    assert_eq!(drafts.verified_per_position, drafts.accepted_per_position);
+    assert_eq!(stats.ranks[1].counters.drafts.draft_tokens, 0, "dummies draft nothing");
+}
+
+#[test]
+fn c21_no_block_is_kept_for_drafts_of_steps_in_flight_after_the_end() {
+    let mut config = ahead(2, 8, 3);
+    config.limits.block_size = 64;
+    let mut world = World::new(config);
+    world.accept_permille = 500;
+    let mut pending = Vec::new();
+    for index in 0..100 {
+        let (prompt, output) = (1 + world.random.below(200), 1 + world.random.below(100));
+        let mut spec = world.spec(prompt, output);
+        spec.stop_token_ids = (0..10).collect();
+        let id = world.submit_spec(spec).expect("fits");
+        if index % 7 == 0 {
+            pending.extend(world.launch(GROUP).into_iter().flat_map(|(_, replies)| replies));
+            world.abort(id);
+        }
+    }
+    world.drain_ahead(pending);
     world.assert_drained();
 }
