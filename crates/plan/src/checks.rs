@@ -2,18 +2,20 @@
 //! is sent, the worker on every plan it receives.
 
 use crate::error::{check_at_least, check_at_most, check_equal};
-use crate::{Error, GroupPart, LogitsWanted, Mode, RankPart, Row, WorkerLimits};
+use crate::{Error, GroupPart, LogitsWanted, Mode, RankPart, Row, Tokens, WorkerLimits};
 
 /// Checks the part of the rank at `index` of the group.
 ///
 /// # Errors
 /// The broken rule with both numbers.
 pub fn check_rank(group: &GroupPart, index: usize, part: &RankPart, limits: &WorkerLimits) -> Result<(), Error> {
-    check_load(group, index, part)?;
+    let tokens = part.tokens_real();
+    check_load(group, index, part, tokens)?;
     check_single_passes(group, index, part)?;
-    check_sizes(group, part, limits)?;
+    check_sizes(group, part, tokens, limits)?;
     let (decode_rows, prompt_rows) = part.rows().split_at(part.decode_rows() as usize);
-    for row in decode_rows {
+    let plain = PlainRows::new(group, limits);
+    for row in decode_rows.iter().filter(|row| !plain.admit(row)) {
         check_at_most(2, "seat", i64::from(limits.seats) - 1, row.seat.get().into())?;
         check_decode_row(group, row, limits)?;
     }
@@ -25,12 +27,12 @@ pub fn check_rank(group: &GroupPart, index: usize, part: &RankPart, limits: &Wor
 }
 
 /// Rows and tokens are what the group part says of this rank.
-fn check_load(group: &GroupPart, index: usize, part: &RankPart) -> Result<(), Error> {
+fn check_load(group: &GroupPart, index: usize, part: &RankPart, tokens: Tokens) -> Result<(), Error> {
     let expected = group.dp_ranks().get(index).map_or(-1, |dp_rank| i64::from(dp_rank.get()));
     check_equal(1, "dp_rank", expected, part.dp_rank().get().into())?;
     let load = group.target().loads()[index];
     check_equal(1, "rows of the rank", load.rows().get().into(), part.rows_real().get().into())?;
-    check_equal(10, "tokens of the rank", load.tokens().get().into(), part.tokens_real().get().into())?;
+    check_equal(10, "tokens of the rank", load.tokens().get().into(), tokens.get().into())?;
     if group.target().mode() == Mode::Full {
         check_equal(3, "decode rows of a FULL step", part.rows().len() as i64, part.decode_rows().into())?;
     }
@@ -51,9 +53,9 @@ fn check_single_passes(group: &GroupPart, index: usize, part: &RankPart) -> Resu
 }
 
 /// Nothing is larger than what the rank holds.
-fn check_sizes(group: &GroupPart, part: &RankPart, limits: &WorkerLimits) -> Result<(), Error> {
+fn check_sizes(group: &GroupPart, part: &RankPart, tokens: Tokens, limits: &WorkerLimits) -> Result<(), Error> {
     check_at_most(10, "rows", limits.max_num_seqs.into(), part.rows_real().get().into())?;
-    check_at_most(10, "tokens", limits.max_num_batched_tokens.into(), part.tokens_real().get().into())?;
+    check_at_most(10, "tokens", limits.max_num_batched_tokens.into(), tokens.get().into())?;
     check_at_most(9, "k_verify", limits.k_max.into(), group.k_verify().into())?;
     check_at_most(9, "k_draft", limits.k_max.into(), group.k_draft().into())?;
     for pass in group.passes() {
@@ -61,6 +63,42 @@ fn check_sizes(group: &GroupPart, part: &RankPart, limits: &WorkerLimits) -> Res
         check_at_most(5, "tokens_padded", limits.token_capacity.into(), pass.tokens_padded().get().into())?;
     }
     Ok(())
+}
+
+/// What decode rows mostly are, and right: all of [`check_decode_row`] in a few comparisons. A row that is not admitted is
+/// looked at again, number by number.
+struct PlainRows {
+    seats: u32,
+    query_len: u32,
+    /// Whether a row is Q long; else as long as its drafts ask for.
+    is_full: bool,
+    drafts_most: u32,
+    longest: u64,
+    block_size: u64,
+}
+
+impl PlainRows {
+    fn new(group: &GroupPart, limits: &WorkerLimits) -> Self {
+        Self {
+            seats: limits.seats,
+            query_len: group.query_len().get(),
+            is_full: group.target().mode() == Mode::Full,
+            drafts_most: group.k_verify(),
+            longest: limits.max_model_len.into(),
+            block_size: limits.block_size.into(),
+        }
+    }
+
+    #[inline]
+    fn admit(&self, row: &Row) -> bool {
+        let last = u64::from(row.start_max) + 1 + u64::from(row.drafts);
+        let query_len = if self.is_full { self.query_len } else { row.drafts.saturating_add(1) };
+        row.seat.get() < self.seats
+            && row.query_len.get() == query_len
+            && row.drafts <= self.drafts_most
+            && last < self.longest
+            && last <= u64::from(row.blocks) * self.block_size
+    }
 }
 
 /// Rule 9: drafts fit the length limit and the blocks; rule 3: a FULL row is exactly Q long. With steps in flight the

@@ -1,6 +1,7 @@
 //! Cost of a steady decode step without the workers: plan, encode, commit, in microseconds.
 //!
-//! `cargo bench -p paceline-scheduler --bench step`; numbers of ranks after `--` choose among 1, 8 and 64.
+//! `cargo bench -p paceline-scheduler --bench step`; numbers of ranks after `--` choose among 1, 8 and 64, and
+//! `--case RANKS ROWS K decode|mixed on|off` is one line alone.
 
 #![expect(clippy::disallowed_types, reason = "a benchmark measures time; the crate itself has no clock")]
 
@@ -71,15 +72,23 @@ fn median(mut values: Vec<Duration>) -> f64 {
 }
 
 fn main() {
+    let arguments: Vec<String> = std::env::args().filter(|argument| argument != "--bench").skip(1).collect();
+    if let [flag, ranks, rows, k, load, cache] = &arguments[..]
+        && flag == "--case"
+    {
+        let number = |text: &str| text.parse().expect("a number");
+        let (mixed, cache) = (load == "mixed", cache == "on");
+        return measure(Load { ranks: number(ranks), rows: number(rows), k: number(k), mixed, cache });
+    }
     println!(
         "{:>5} {:>5} {:>2} {:>7} {:>5} {:>9} {:>9} {:>9} {:>9}",
         "ranks", "rows", "k", "load", "cache", "plan", "encode", "commit", "sum_us"
     );
-    let chosen: Vec<u32> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    let chosen: Vec<u32> = arguments.iter().filter_map(|argument| argument.parse().ok()).collect();
     let ranks = [1, 8, 64].into_iter().filter(|ranks| chosen.is_empty() || chosen.contains(ranks));
     for (ranks, rows) in ranks.flat_map(|ranks| [1, 32, 256].map(|rows| (ranks, rows))) {
         for k in [0, 1, 3] {
-            for (mixed, cache) in [(false, false), (false, true), (true, true)] {
+            for (mixed, cache) in [(false, false), (false, true), (true, false), (true, true)] {
                 measure(Load { ranks, rows, k, mixed, cache });
             }
         }

@@ -60,7 +60,7 @@ impl Scheduler {
         dp_rank: DpRank,
         epoch: Epoch,
         step: StepId,
-        mut reply: StepReply,
+        reply: StepReply,
         outputs: &mut Vec<Output>,
     ) -> Result<(), Error> {
         let rank_index = dp_rank.index();
@@ -90,14 +90,14 @@ impl Scheduler {
             spare::keep(&mut self.spare.flights, done.rows);
         }
         outputs.reserve(rows.len());
-        for (sent, row) in rows.iter().zip(&mut reply.rows) {
+        for (sent, row) in rows.iter().zip(reply.rows) {
             self.commit_row(rank_index, sent, row, outputs);
         }
         spare::keep(&mut self.spare.sent, rows);
         Ok(())
     }
 
-    fn commit_row(&mut self, rank_index: usize, sent: &SentRow, reply: &mut RowReply, outputs: &mut Vec<Output>) {
+    fn commit_row(&mut self, rank_index: usize, sent: &SentRow, mut reply: RowReply, outputs: &mut Vec<Output>) {
         let rank = &mut self.ranks[rank_index];
         if sent.seated(rank).is_none() {
             // Rule 11: it ended or left since; what came of its row touches nobody.
@@ -106,21 +106,21 @@ impl Scheduler {
         }
         let request = &mut self.requests[sent.slot];
         let seated = rank.on_mut(sent.seat);
-        let verified = seated.take_answer(sent, reply);
+        let verified = seated.take_answer(sent, &reply);
         let prompt_logprobs = match sent.reported_end {
-            Some(end) => take_prompt_logprobs(request, end, reply),
+            Some(end) => take_prompt_logprobs(request, end, &mut reply),
             None => Logprobs::NONE,
         };
         let (mut finished, reports) = (None, !prompt_logprobs.is_empty());
         if sent.samples {
-            finished = take_tokens(request, seated.end, reply);
+            finished = take_tokens(request, seated.end, &mut reply);
             seated.known += reply.emitted.len() as u32;
             rank.counters.emitted_tokens += reply.emitted.len() as u64;
         }
         rank.counters.drafts.count(verified, reply.accepted);
         if sent.samples || reports {
-            let (tokens, logprobs) = (std::mem::take(&mut reply.emitted), std::mem::take(&mut reply.logprobs));
             let cached_tokens = request.cached_tokens.unwrap_or(0);
+            let RowReply { emitted: tokens, logprobs, .. } = reply;
             outputs.push(Output { id: request.id, cached_tokens, prompt_logprobs, tokens, logprobs, finished });
         }
         if let Some(secret) = self.config.prefix_cache {

@@ -44,7 +44,7 @@ pub(crate) struct Told {
 /// and `sent` are empty and lend their memory; rows that were sent are added to `sent`.
 pub(crate) fn rank_part(
     rank: &mut Rank,
-    requests: &mut Requests,
+    requests: &Requests,
     rows: &[Selected],
     query_len: Option<QueryLen>,
     told: Told,
@@ -58,25 +58,30 @@ pub(crate) fn rank_part(
     draft.releases.append(&mut rank.releases);
     draft.rows.reserve(rows.len());
     sent.reserve(rows.len());
+    let (seats, tables) = rank.parts_mut();
     for selected in rows {
-        let seated = *rank.on(selected.seat);
-        let is_known = selected.is_decode && seated.blocks_told > 0;
-        let sent_row = if is_known && seated.blocks_told == seated.blocks {
-            decode_row(&seated, selected, query_len, &mut draft)
+        let seated = &mut seats[selected.seat.index()];
+        let knows_all = seated.blocks_told > 0 && seated.blocks_told == seated.blocks;
+        if !knows_all || !selected.is_decode {
+            tell(seated, &tables[selected.seat.index()], &requests[seated.slot], selected, told, &mut draft);
+        }
+        let (row, sent_row) = if selected.is_decode {
+            decode_row(seated, selected, query_len)
         } else {
-            tell(rank, &requests[seated.slot], selected, told, &mut draft);
-            row(rank.on(selected.seat), &requests[seated.slot], selected, query_len, &mut draft)
+            prompt_row(seated, &requests[seated.slot], selected, query_len)
         };
+        draft.rows.push(row);
         sent.push(sent_row);
-        let seated = rank.on_mut(selected.seat);
         launch(seated, &sent_row, told.k_draft);
         seated.last_run = tick;
     }
+    draft.decode_rows = rows.iter().map(|row| u32::from(row.is_decode)).sum();
     rank.ran(rows.len(), tick);
     checked(draft)
 }
 
 /// Rule 16: where the request is once this row is answered, at most.
+#[inline]
 const fn launch(seated: &mut Seated, sent: &SentRow, k_draft: u32) {
     seated.in_flight += 1;
     seated.start_max += sent.tokens + sent.drafts;
@@ -93,10 +98,8 @@ fn checked(draft: RankDraft) -> RankPart {
 
 /// Adds what the worker does not know yet: the request itself, this chunk's tokens and those that the drafter needs
 /// after it, new blocks.
-fn tell(rank: &mut Rank, request: &Request, selected: &Selected, told: Told, draft: &mut RankDraft) {
-    let Rank { seated, tables, .. } = rank;
+fn tell(seated: &mut Seated, table: &[u32], request: &Request, selected: &Selected, told: Told, draft: &mut RankDraft) {
     let seat = selected.seat;
-    let (seated, table) = (&mut seated[seat.index()], &tables[seat.index()]);
     let (prompt_len, history) = (request.prompt_len, request.history || told.keep_history);
     let Seated { generation, computed, blocks_told, .. } = *seated;
     if blocks_told == 0 {
@@ -122,29 +125,20 @@ fn tell(rank: &mut Rank, request: &Request, selected: &Selected, told: Told, dra
     }
 }
 
-/// The row of a request that decodes, of which the worker knows everything.
-fn decode_row(seated: &Seated, selected: &Selected, query_len: Option<QueryLen>, draft: &mut RankDraft) -> SentRow {
+#[inline]
+fn decode_row(seated: &Seated, selected: &Selected, query_len: Option<QueryLen>) -> (Row, SentRow) {
     let Selected { seat, drafts, .. } = *selected;
     let Seated { slot, generation, start_max, blocks, .. } = *seated;
     let query_len = query_len.unwrap_or(QueryLen::verifying(drafts));
     let (logits, mask) = (LogitsWanted::Verify, Mask::None);
-    draft.rows.push(Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask });
-    draft.decode_rows += 1;
+    let row = Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask };
     let (known_max, reported_end) = (start_max + 1, None);
-    SentRow { slot, seat, generation, is_decode: true, tokens: 1, drafts, known_max, samples: true, reported_end }
+    let (is_decode, tokens, samples) = (true, 1, true);
+    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known_max, samples, reported_end })
 }
 
-fn row(
-    seated: &Seated,
-    request: &Request,
-    selected: &Selected,
-    query_len: Option<QueryLen>,
-    draft: &mut RankDraft,
-) -> SentRow {
-    if selected.is_decode {
-        return decode_row(seated, selected, query_len, draft);
-    }
-    let Selected { seat, tokens, drafts, .. } = *selected;
+fn prompt_row(seated: &Seated, request: &Request, selected: &Selected, query_len: Option<QueryLen>) -> (Row, SentRow) {
+    let Selected { seat, is_decode, tokens, drafts, .. } = *selected;
     let Seated { slot, generation, start_max, blocks, .. } = *seated;
     let end = start_max + tokens;
     let samples = end == seated.prompt_end;
@@ -155,7 +149,7 @@ fn row(
         (false, false) => LogitsWanted::None,
     };
     let query_len = query_len.unwrap_or(QueryLen::verifying(tokens - 1));
-    draft.rows.push(Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask: Mask::None });
+    let row = Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask: Mask::None };
     let (known_max, reported_end) = (seated.fed, reports.then_some(request.prompt_len.min(end)));
-    SentRow { slot, seat, generation, is_decode: false, tokens, drafts, known_max, samples, reported_end }
+    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known_max, samples, reported_end })
 }

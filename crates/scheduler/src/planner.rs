@@ -147,7 +147,7 @@ impl Scheduler {
         let mut parts = spare::empty(&mut spare.parts);
         let mut rows = spare::empty(&mut spare.flights);
         for (rank, selection) in members.iter().zip(selections) {
-            let (rank, requests) = (&mut self.ranks[*rank], &mut self.requests);
+            let (rank, requests) = (&mut self.ranks[*rank], &self.requests);
             let (draft, mut sent) = (spare.drafts.pop().unwrap_or_default(), spare::empty(&mut spare.sent));
             selection.sort_by_seat(rank.seated.len());
             let part = rank_part(rank, requests, &selection.rows, query_len, told, tick, (draft, &mut sent));

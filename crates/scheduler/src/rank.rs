@@ -94,6 +94,12 @@ impl Rank {
         &mut self.seated[seat.index()]
     }
 
+    /// The numbers of all seats, to be changed, and their tables.
+    pub(crate) fn parts_mut(&mut self) -> (&mut [Seated], &[Vec<u32>]) {
+        self.load = None;
+        (&mut self.seated, &self.tables)
+    }
+
     /// Who sits there, while a request runs there.
     pub(crate) fn slot(&self, seat: Seat) -> Slot {
         self.on(seat).slot

@@ -80,6 +80,14 @@ impl Seated {
         self.prompt_end.saturating_sub(self.start_max)
     }
 
+    /// Whether its next row is a decode row, gives a token for sure, and starts within the blocks that it holds.
+    #[inline]
+    pub(crate) fn decodes_within(&self, limits: &WorkerLimits) -> bool {
+        let known_least = self.known + u32::from(self.giving);
+        // An empty seat holds no block.
+        self.start_max >= self.prompt_end && known_least < self.end && self.start_max < self.blocks * limits.block_size
+    }
+
     /// `n_max`: known tokens if all in flight is accepted.
     pub(crate) const fn known_max(&self) -> u32 {
         if self.is_prompt() { self.prompt_end } else { self.start_max + 1 }

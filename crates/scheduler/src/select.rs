@@ -28,6 +28,8 @@ pub(crate) struct Selected {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selection {
     pub(crate) rows: Vec<Selected>,
+    /// Whether a row is, or was, a prompt row.
+    pub(crate) has_prompts: bool,
     pub(crate) budget_left: u32,
     pub(crate) started: Vec<RequestId>,
     pub(crate) held: Vec<(RequestId, HeldReason)>,
@@ -45,13 +47,13 @@ pub(crate) struct Selection {
 impl Selection {
     /// Begins a new step in the memory of an old one.
     fn clear(&mut self, budget: u32) {
-        let Self { rows, waiting, budget_left, started, held, preempted, drafts_trimmed, cached_tokens, .. } = self;
-        (*budget_left, *drafts_trimmed, *cached_tokens) = (budget, 0, 0);
+        let Self { rows, waiting, started, held, preempted, .. } = self;
         rows.clear();
         waiting.clear();
         started.clear();
         held.clear();
         preempted.clear();
+        (self.budget_left, self.drafts_trimmed, self.cached_tokens, self.has_prompts) = (budget, 0, 0, false);
     }
 
     /// What these requests take of the budget.
@@ -78,6 +80,9 @@ impl Selection {
 
     /// What a rank could run: all of its prompts, as far as they have a row.
     pub(crate) fn prospect(&self, rank: &Rank) -> Prospect {
+        if !self.has_prompts {
+            return Prospect { decode_rows: self.rows.len() as u32, prompt_tokens: 0 };
+        }
         let mut prospect = Prospect::default();
         for row in &self.rows {
             if row.is_decode {
@@ -94,7 +99,7 @@ impl Selection {
     /// their places in the worker's buffers.
     pub(crate) fn sort_by_seat(&mut self, seats: usize) {
         let Self { rows, places, sorted, .. } = self;
-        if rows.is_sorted_by_key(|row| (!row.is_decode, row.seat)) {
+        if rows.is_sorted_by_key(|row| (u64::from(!row.is_decode) << 32) | u64::from(row.seat.get())) {
             return;
         }
         places.clear();
@@ -145,7 +150,9 @@ impl Selector<'_> {
         if self.k > 0 {
             self.add_drafts(selection);
         }
-        self.grow_chunks(selection);
+        if selection.has_prompts {
+            self.grow_chunks(selection);
+        }
     }
 
     fn id(&self, seat: Seat) -> RequestId {
@@ -155,6 +162,13 @@ impl Selector<'_> {
     /// Gives a request a row, or holds it for want of blocks. False when the budget left is too small for it.
     fn select_one(&mut self, seat: Seat, selection: &mut Selection) -> bool {
         let seated = self.rank.on(seat);
+        // What most rows are: the next token of a request whose blocks hold it.
+        let cost = self.k + 1;
+        if seated.decodes_within(self.limits) && cost <= selection.budget_left {
+            selection.budget_left -= cost;
+            selection.rows.push(Selected { seat, is_decode: true, tokens: 1, drafts: 0, cost });
+            return true;
+        }
         // Preempted for a request before it; or, by rule 16, all that it emits is in flight.
         if !seated.is_taken() || seated.ends_in_flight() {
             return true;
@@ -179,6 +193,7 @@ impl Selector<'_> {
             }
         }
         let cost = if is_decode { cost } else { tokens };
+        selection.has_prompts |= !is_decode;
         selection.budget_left -= cost;
         selection.rows.push(Selected { seat, is_decode, tokens, drafts: 0, cost });
         true
@@ -307,6 +322,7 @@ impl Selector<'_> {
         let lack = self.limits.blocks_for(seated.computed + tokens) - hit;
         self.rank.take_blocks(seat, lack);
         selection.budget_left -= tokens;
+        selection.has_prompts = true;
         selection.rows.push(Selected { seat, is_decode: false, tokens, drafts: 0, cost: tokens });
     }
 
