@@ -8,6 +8,7 @@ import numpy.typing as npt
 __all__ = [
     "CoreError",
     "InvalidSampling",
+    "PagedAttention",
     "Pass",
     "PlanRefused",
     "PlanUndecodable",
@@ -21,7 +22,10 @@ __all__ = [
     "__version__",
     "decode_reply_for_test",
     "encode_step_for_test",
+    "gate",
     "philox_noise",
+    "rms_norm",
+    "rotate",
     "run_daemon",
     "sample_row",
     "sampling_bytes_for_test",
@@ -29,6 +33,9 @@ __all__ = [
 ]
 
 __version__: str
+
+# float32, or bfloat16 as its bits; all arrays of one call are of one type, contiguous.
+_Array = npt.NDArray[np.uint16] | npt.NDArray[np.float32]
 
 class CoreError(Exception):
     """Base of every error of this module."""
@@ -336,3 +343,68 @@ class WorkerStream:
 
     def close(self) -> None:
         """Drop the connection, whatever is in flight."""
+
+def rms_norm(x: _Array, added: _Array | None, weight: _Array, epsilon: float, normed: _Array) -> None:
+    """Add `added` to `x [rows, width]` in place, if given, and write `x / rms(x) * weight` to `normed`."""
+
+def gate(gate_up: _Array, product: _Array) -> None:
+    """Write `silu(gate) * up` to `product [rows, width]`, given `gate_up [rows, 2 * width]`, gates first."""
+
+def rotate(
+    heads: _Array,
+    count: int,
+    size: int,
+    cos: _Array,
+    sin: _Array,
+    weight: _Array | None = None,
+    epsilon: float = 0.0,
+) -> None:
+    """Rotate the first `count` heads, each `size` wide, of every row of `heads` in place.
+
+    `cos` and `sin` are `[rows, rotated columns]`, the first half of `sin` negated. With `weight [count * size]`, each
+    head is divided by its root mean square and multiplied by its factors before.
+    """
+
+@final
+class PagedAttention:
+    """Writes new keys and values into the paged cache and attends over it; rows of many queries are the caller's."""
+
+    def __new__(cls, keys: list[_Array], values: list[_Array], block_size: int) -> PagedAttention:
+        """Take the pools `[kv heads, slots, size]` of every layer; no value pools where values are part of the keys."""
+    def prepare(
+        self,
+        query_start_loc: npt.NDArray[np.int32],
+        kv_lens: npt.NDArray[np.int32],
+        block_table: npt.NDArray[np.int32],
+        slots: npt.NDArray[np.int64],
+    ) -> None:
+        """Take the arrays of the next pass. Raises ValueError for one that does not fit the cache or the others."""
+    def attend(
+        self,
+        layer: int,
+        heads: _Array,
+        head_count: int,
+        scale: float,
+        window: int,
+        query_len_max: int,
+        output: _Array,
+    ) -> None:
+        """Write the keys and values in `heads [tokens, (head_count + 2 * kv heads) * size]`, queries first, and attend.
+
+        Rows of at most `query_len_max` queries get their `output [tokens, head_count * size]`, tokens of no row zeros;
+        longer rows are left as they are. A query sees `window` keys, all if that is 0.
+        """
+    def attend_latent(
+        self,
+        layer: int,
+        queries: _Array,
+        latents: _Array,
+        head_count: int,
+        scale: float,
+        query_len_max: int,
+        output: _Array,
+    ) -> None:
+        """As `attend`, for `queries [tokens, head_count * key size]` over cached latents, which are keys and values.
+
+        `latents [tokens, key size]` are written; `output [tokens, head_count * value size]` sums their first columns.
+        """

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from paceline.attention.cpu import CpuAttention
 from paceline.attention.interface import AttentionBatch
 from paceline.attention.kv_cache import KvCache
-from paceline.attention.reference import ReferenceAttention
 from paceline.models.config import load_model_config
 from paceline.models.kv_layout import kv_layout
 from paceline.models.registry import build_model
@@ -43,7 +43,7 @@ class PagedModel:
         self.exchange = parallel.exchange
         layout = kv_layout(config, parallel.tp, drafter_layers)
         self.cache = KvCache(layout, block_count=block_count, block_size=BLOCK_SIZE, dtype=dtype)
-        self.backend = ReferenceAttention(self.cache)
+        self.backend = CpuAttention(self.cache)
 
     def run(self, rows: list[Row], padding_rows: int = 0, padding_token: int = 0) -> list[torch.Tensor]:
         """Run one pass of the target; gives logits `[tokens, vocabulary]` per row.

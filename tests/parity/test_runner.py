@@ -157,8 +157,8 @@ def test_refused_plans_carry_rule_and_numbers(tiny: tuple[torch.nn.Module, Path]
     [
         ({"dtype": "float16"}, "dtype 'float16' is not supported"),
         ({"device": "cuda"}, "device 'cuda'"),
-        ({"attention_backend": "flash"}, "unknown attention backend 'flash'; known are reference"),
-        ({"attention_contract": "other"}, "unknown attention contract 'other'; known are reference, flashinfer, trtllm"),
+        ({"attention_backend": "flash"}, "unknown attention backend 'flash'; known are cpu, reference"),
+        ({"attention_contract": "other"}, "unknown attention contract 'other'; known are reference, cpu, flashinfer, trtllm"),
         ({"attention_contract": "trtllm"}, "attention contract trtllm: block_size 4 is not one of (16, 32, 64)"),
         ({"drafter": "eagle"}, "drafter 'eagle'"),
         ({"drafter": "mtp", "drafter_layers": 1}, "drafter 'mtp' with 1 layers: the model has 0"),

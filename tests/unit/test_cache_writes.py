@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from paceline.attention.cpu import CpuAttention
 from paceline.attention.interface import AttentionBatch
 from paceline.attention.kv_cache import KvCache, KvLayout
 from paceline.attention.reference import ReferenceAttention
@@ -12,13 +14,14 @@ LAYERS, KV_HEADS, HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS, Q = 2, 2, 4, 8, 4, 8, 4
 SENTINEL = 12345.0
 
 
-def test_b11_padding_leaves_the_last_block_alone() -> None:
+@pytest.mark.parametrize("kind", [ReferenceAttention, CpuAttention])
+def test_b11_padding_leaves_the_last_block_alone(kind: type[ReferenceAttention | CpuAttention]) -> None:
     layout = KvLayout(layer_count=LAYERS, kv_head_count=KV_HEADS, key_size=HEAD_SIZE, value_size=HEAD_SIZE)
     cache = KvCache(layout, block_count=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32)
     pools = (*cache.keys, *cache.values)
     for pool in pools:
         pool[:, -BLOCK_SIZE:] = SENTINEL
-    backend = ReferenceAttention(cache)
+    backend = kind(cache)
     # Three rows of four tokens, each in a block of its own, the last with a placeholder; then a padding row.
     slots = [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, -1, -1, -1, -1, -1]
     backend.prepare(
@@ -32,9 +35,9 @@ def test_b11_padding_leaves_the_last_block_alone() -> None:
             slots=torch.tensor(slots),
         )
     )
-    heads = torch.ones(4 * Q, HEADS, HEAD_SIZE)
+    heads = torch.ones(4 * Q, HEADS + 2 * KV_HEADS, HEAD_SIZE)
     for layer in range(LAYERS):
-        backend.attend(layer, heads, heads[:, :KV_HEADS], heads[:, :KV_HEADS])
+        backend.attend(layer, heads)
     cache.copy_blocks([(1, 5)])
     cache.zero_blocks([6])
     written = torch.tensor([slot for slot in slots if slot >= 0])

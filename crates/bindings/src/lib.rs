@@ -1,13 +1,16 @@
 //! The Python extension `paceline._core`: what the worker and the `paceline` command call.
 //!
 //! It translates and holds nothing of its own beyond the seats' samplers: plans are decoded, checked and turned into
-//! arrays by `paceline-plan`, tokens are chosen by `paceline-sampling`, and the daemon is `paceline-daemon`.
+//! arrays by `paceline-plan`, layers are computed by `paceline-kernels`, tokens are chosen by `paceline-sampling`, and the
+//! daemon is `paceline-daemon`.
 
 #![expect(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
 
 mod arrays;
+mod attention;
 mod daemon;
 mod errors;
+mod kernels;
 mod outcomes;
 mod prompt;
 mod pulse;
@@ -26,6 +29,8 @@ mod _core {
     use super::*;
 
     #[pymodule_export]
+    use crate::attention::PagedAttention;
+    #[pymodule_export]
     use crate::daemon::run_daemon;
     #[pymodule_export]
     use crate::errors::{
@@ -33,6 +38,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::pulse::Pulse;
+    #[pymodule_export]
+    use crate::kernels::{gate, rms_norm, rotate};
     #[pymodule_export]
     use crate::sampling::{philox_noise, sample_row};
     #[pymodule_export]

@@ -160,7 +160,7 @@ pub(crate) struct Flags {
     /// L: tokens of one request, prompt and output [default: what the model was made for]
     #[arg(long, help_heading = "Model")]
     pub(crate) max_model_len: Option<u32>,
-    /// Attention backend of the workers [default: reference]
+    /// Attention backend of the workers, cpu or reference [default: cpu]
     #[arg(long, help_heading = "Model")]
     pub(crate) attention_backend: Option<String>,
     /// Keep to the contract of another backend, such as trtllm or flashinfer [default: the backend's own]

@@ -308,7 +308,7 @@ impl Settings {
             model_path: folder.display().to_string(),
             dtype: dtype.to_owned(),
             device: "cpu".to_owned(),
-            attention_backend: self.flags.attention_backend.clone().unwrap_or_else(|| "reference".to_owned()),
+            attention_backend: self.flags.attention_backend.clone().unwrap_or_else(|| "cpu".to_owned()),
             attention_contract: self.flags.attention_contract.clone().unwrap_or_default(),
             kv_cache_memory_bytes: self.flags.kv_cache_memory_bytes.unwrap_or(1 << 30),
             num_blocks_override: self.flags.num_gpu_blocks_override.unwrap_or(0),

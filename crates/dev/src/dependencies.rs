@@ -36,6 +36,7 @@ const TABLE: &[Rule] = &[
     Rule { name: "fleet", workspace: &["scheduler", "plan"], external: Only(&["thiserror"]) },
     Rule { name: "simulator", workspace: &["fleet", "scheduler", "plan"], external: Any },
     Rule { name: "sampling", workspace: &[], external: Only(&["serde", "rmp-serde", "thiserror"]) },
+    Rule { name: "kernels", workspace: &[], external: Only(&["pulp", "thiserror"]) },
     Rule { name: "proto", workspace: &["plan"], external: Any },
     Rule { name: "text", workspace: &[], external: Any },
     Rule { name: "engine", workspace: &["fleet", "scheduler", "plan", "proto", "sampling"], external: Any },
@@ -57,7 +58,7 @@ const TABLE: &[Rule] = &[
         ],
         external: Any,
     },
-    Rule { name: "bindings", workspace: &["daemon", "plan", "sampling", "proto"], external: Any },
+    Rule { name: "bindings", workspace: &["daemon", "plan", "sampling", "kernels", "proto"], external: Any },
     Rule { name: "testing", workspace: &["proto", "plan", "sampling"], external: Any },
     Rule { name: "dev", workspace: &[], external: Any },
 ];

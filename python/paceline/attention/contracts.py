@@ -50,6 +50,9 @@ REFERENCE = Contract(
     lengths_known="host exact",
 )
 
+# The kernels of `_core` read the block table, of any width and block size.
+CPU = replace(REFERENCE, name="cpu")
+
 # The paged decode and prefill wrappers (FA2/FA3). Their plan() runs on the host and compares every row's KV length
 # with the query length, so exact lengths must be on the host before the launch.
 FLASHINFER = Contract(
@@ -88,10 +91,10 @@ FLASHINFER_MLA = replace(FLASHINFER, name="flashinfer-mla", head_sizes=(576,), r
 TRTLLM_MLA = replace(TRTLLM, name="trtllm-mla", block_sizes=(32, 64), head_sizes=(576,), table_alignment=4)
 
 CONTRACTS: dict[str, Contract] = {
-    contract.name: contract for contract in (REFERENCE, FLASHINFER, TRTLLM, FLASHINFER_MLA, TRTLLM_MLA)
+    contract.name: contract for contract in (REFERENCE, CPU, FLASHINFER, TRTLLM, FLASHINFER_MLA, TRTLLM_MLA)
 }
 # Backends that are built; a contract may be declared by any of them.
-BACKENDS = ("reference",)
+BACKENDS = (CPU.name, REFERENCE.name)
 
 
 def find_contract(name: str) -> Contract:

@@ -43,13 +43,11 @@ class AttentionBackend(Protocol):
     def prepare(self, batch: AttentionBatch) -> None:
         """Take the batch of the next pass; called once per pass, before any layer."""
 
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, *, scale: float | None = None, window: int = 0
-    ) -> Tensor:
+    def attend(self, layer: int, heads: Tensor, *, scale: float | None = None, window: int = 0) -> Tensor:
         """Attend in one layer.
 
-        Takes `queries [tokens, heads, head_size]`, `keys` and `values [tokens, kv_heads, head_size]`; gives
-        `[tokens, heads * head_size]`. Causal and bottom-right aligned: query j of a row with q queries and n keys sees
+        Takes `heads [tokens, query heads + 2 * kv heads, head_size]`, contiguous: queries, keys, values. Gives
+        `[tokens, query heads * head_size]`. Causal and bottom-right aligned: query j of a row with q queries and n keys sees
         keys `0 .. n - q + j`, only the last `window` of them unless that is 0. `scale` multiplies the scores; `None` is
         the root of 1 / head_size.
         """

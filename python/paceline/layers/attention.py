@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from paceline.attention.interface import AttentionBackend
 from paceline.layers.linear import Linear
-from paceline.layers.rotary import rotate
+from paceline.layers.rotary import HeadNorm, Rotation
 from paceline.parallel.context import Parallel
 
 
-class QkNorm:
-    """RMS norm of each query and key head (Qwen3), applied to both in one call."""
-
-    __slots__ = ("eps", "weight")
-
-    def __init__(self, query_weight: Tensor, key_weight: Tensor, head_count: int, kv_head_count: int, eps: float) -> None:
-        """Stack `[head_size]` weights into one row per head, query heads first."""
-        self.weight = torch.cat((query_weight.expand(head_count, -1), key_weight.expand(kv_head_count, -1)))
-        self.eps = eps
-
-    def __call__(self, heads: Tensor) -> Tensor:
-        """Normalise `heads [tokens, query heads + key heads, head_size]`."""
-        return functional.rms_norm(heads, (heads.shape[-1],), None, self.eps) * self.weight
+def query_and_key_norm(query_weight: Tensor, key_weight: Tensor, head_count: int, kv_head_count: int, eps: float) -> HeadNorm:
+    """The norm of each query and key head (Qwen3) by `[head_size]` factors, for both in one call, query heads first."""
+    return HeadNorm(torch.cat((query_weight.expand(head_count, -1), key_weight.expand(kv_head_count, -1))), eps)
 
 
 class SelfAttention:
@@ -37,7 +26,7 @@ class SelfAttention:
         layer: int,
         qkv: Linear,
         output: Linear,
-        norm: QkNorm | None,
+        norm: HeadNorm | None,
         parallel: Parallel,
         *,
         head_count: int,
@@ -58,19 +47,9 @@ class SelfAttention:
         self.head_size = output.in_features // head_count
         self.window = window
 
-    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], backend: AttentionBackend) -> Tensor:
+    def __call__(self, x: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor:
         """Attend for `x [tokens, hidden]`: this step's keys and values are written first, then read with the rest."""
-        rotated_count = self.head_count + self.kv_head_count
-        heads = self.qkv(x).view(-1, rotated_count + self.kv_head_count, self.head_size)
-        to_rotate = heads[:, :rotated_count]
-        if self.norm is not None:
-            to_rotate = self.norm(to_rotate)
-        rotated = rotate(to_rotate, *rotation)
-        attended = backend.attend(
-            self.layer,
-            rotated[:, : self.head_count],
-            rotated[:, self.head_count :],
-            heads[:, rotated_count:],
-            window=self.window,
-        )
+        heads = self.qkv(x)
+        rotation.apply(heads, self.head_count + self.kv_head_count, self.head_size, self.norm)
+        attended = backend.attend(self.layer, heads.view(x.shape[0], -1, self.head_size), window=self.window)
         return self.parallel.all_reduce(self.output(attended))

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from paceline.attention.interface import AttentionBackend
 from paceline.layers.norm import Norm
+from paceline.layers.rotary import Rotation
 
 
 class Attention(Protocol):
     """What a layer attends with."""
 
-    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], backend: AttentionBackend) -> Tensor:
+    def __call__(self, x: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor:
         """Attend for `x [tokens, hidden]`."""
 
 
@@ -36,8 +37,11 @@ class DecoderLayer:
         self.post_attention_norm = post_attention_norm
         self.feed_forward = feed_forward
 
-    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], backend: AttentionBackend) -> Tensor:
-        """Run the layer on the residual stream `x [tokens, hidden]`, which is updated in place and returned."""
-        x += self.attention(self.input_norm(x), rotation, backend)
-        x += self.feed_forward(self.post_attention_norm(x))
-        return x
+    def __call__(self, x: Tensor, added: Tensor | None, rotation: Rotation, backend: AttentionBackend) -> Tensor:
+        """Run the layer on the residual stream `x [tokens, hidden]`, which is updated in place.
+
+        `added` is what the layer before gave, if there is one: each addition is left to the norm that follows it. Gives
+        what is still to be added to `x`.
+        """
+        attended = self.attention(self.input_norm.after(x, added), rotation, backend)
+        return self.feed_forward(self.post_attention_norm.after(x, attended))

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.attention.interface import AttentionBackend
 from paceline.layers.linear import Linear
 from paceline.layers.norm import RmsNorm
-from paceline.layers.rotary import rotate
+from paceline.layers.rotary import Rotation
 from paceline.models.latent_config import LatentConfig
 from paceline.parallel.context import Parallel
 
@@ -67,13 +67,14 @@ class LatentAttention:
         self.output = output
         self.scale = scale
 
-    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], backend: AttentionBackend) -> Tensor:
+    def __call__(self, x: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor:
         """Attend for `x [tokens, hidden]`: this step's latents are written first, then read with the rest."""
         sizes = self.sizes
         query_input, latent, key = torch.split_with_sizes(self.down(x), (sizes.query_rank, sizes.kv_rank, sizes.rope_size), dim=-1)
         queries = self.query(query_input if sizes.query_rank else x).view(x.shape[0], -1, sizes.query_size)
         nope, rope = torch.split_with_sizes(queries, (sizes.nope_size, sizes.rope_size), dim=-1)
-        rotated = rotate(torch.cat((rope, key.unsqueeze(1)), dim=1), *rotation)
+        rotated = torch.cat((rope, key.unsqueeze(1)), dim=1)
+        rotation.apply(rotated.view(x.shape[0], -1), rotated.shape[1], sizes.rope_size)
         absorbed = torch.bmm(nope.transpose(0, 1), self.key_up).transpose(0, 1)
         attended = backend.attend_latent(
             self.layer,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline import _core
+from paceline.layers.host import array_of, has_kernels
 from paceline.layers.linear import Linear
 from paceline.parallel.context import Parallel
 
@@ -27,5 +30,14 @@ class GatedMlp:
 
 def gated(x: Tensor, gate_up: Linear, down: Linear) -> Tensor:
     """One gated feed-forward network on `x [tokens, hidden]`."""
-    gate, up = gate_up(x).tensor_split(2, dim=-1)
-    return down(functional.silu(gate).mul_(up))
+    return down(activated(gate_up(x)))
+
+
+def activated(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up` of `[tokens, 2 * width]`, gates first; gives `[tokens, width]`."""
+    if not has_kernels(gate_up):
+        gate, up = gate_up.tensor_split(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+    product = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=gate_up.dtype)
+    _core.gate(array_of(gate_up), array_of(product))
+    return product

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from paceline.layers.linear import Linear
-from paceline.layers.mlp import GatedMlp, gated
+from paceline.layers.mlp import GatedMlp, activated, gated
 from paceline.layers.routing import Router
 from paceline.parallel.exchange import ExpertExchange, Experts
 
@@ -69,8 +68,7 @@ class FusedExperts:
         # One column more, for what is not held.
         shares = x.new_zeros(x.shape[0], self._count + 1)
         shares.scatter_(1, _local_ids(expert_ids, self._first, self._count), weights.to(x.dtype))
-        gate, up = torch.tensor_split(self._gate_up(x), 2, dim=-1)
-        inner = functional.silu(gate).mul_(up).view(x.shape[0], self._count, self._down.in_features // self._count)
+        inner = activated(self._gate_up(x)).view(x.shape[0], self._count, self._down.in_features // self._count)
         return self._down(inner.mul_(shares[:, : self._count].unsqueeze(-1)).flatten(1))
 
 

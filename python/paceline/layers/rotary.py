@@ -9,7 +9,10 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from paceline import _core
+from paceline.layers.host import array_of, has_kernels
 from paceline.models.rope_config import RopeConfig
 
 
@@ -39,19 +42,50 @@ class RotaryTable:
         """Positions that the tables cover."""
         return self._cos.shape[0]
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine `[tokens, 1, rotated columns]` at `positions [tokens]`, made once per pass."""
-        return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
+    def at(self, positions: Tensor) -> Rotation:
+        """The rotation of tokens at `positions [tokens]`, made once per pass."""
+        return Rotation(self._cos.index_select(0, positions), self._sin.index_select(0, positions))
 
 
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first columns of `heads [tokens, heads, head_size]`, as many as `RotaryTable.at` gave; a new tensor."""
-    width = cos.shape[-1]
-    if width < heads.shape[-1]:
-        return torch.cat((rotate(heads[..., :width], cos, sin), heads[..., width:]), dim=-1)
-    half = width // 2
-    swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
-    return torch.addcmul(heads * cos, swapped, sin)
+class HeadNorm:
+    """RMS norm of single heads, each with its own factors."""
+
+    __slots__ = ("array", "eps", "weight")
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        """Take `weight [heads, head_size]`."""
+        self.weight = weight
+        self.eps = eps
+        self.array = array_of(weight.flatten()) if has_kernels(weight) else None
+
+
+class Rotation:
+    """Cosine and signed sine of the tokens of one pass."""
+
+    __slots__ = ("_arrays", "_cos", "_sin")
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        """Take `[tokens, rotated columns]`, the first half of each row of `sin` negated."""
+        self._cos, self._sin = cos, sin
+        self._arrays = (array_of(cos), array_of(sin)) if has_kernels(cos) else None
+
+    def apply(self, heads: Tensor, count: int, size: int, norm: HeadNorm | None = None) -> None:
+        """Rotate in place the first `count` heads, each `size` wide, of `heads [tokens, columns]`, normalised before.
+
+        Of each head, as many columns are rotated as the table has.
+        """
+        if self._arrays is None:
+            self._apply_by_torch(heads[:, : count * size].view(-1, count, size), norm)
+            return
+        weight, eps = (None, 0.0) if norm is None else (norm.array, norm.eps)
+        _core.rotate(array_of(heads), count, size, *self._arrays, weight, eps)
+
+    def _apply_by_torch(self, heads: Tensor, norm: HeadNorm | None) -> None:
+        if norm is not None:
+            heads.copy_(functional.rms_norm(heads, (heads.shape[-1],), None, norm.eps) * norm.weight)
+        cos, sin = self._cos.unsqueeze(1), self._sin.unsqueeze(1)
+        rotated = heads[..., : cos.shape[-1]]
+        rotated.copy_(torch.addcmul(rotated * cos, rotated.roll(cos.shape[-1] // 2, dims=-1), sin))
 
 
 def inverse_frequencies(rope: RopeConfig, head_size: int, *, is_long: bool = False) -> Tensor:

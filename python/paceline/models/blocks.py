@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.layers.attention import QkNorm, SelfAttention
+from paceline.layers.attention import SelfAttention, query_and_key_norm
 from paceline.layers.mlp import GatedMlp
 from paceline.layers.moe import MoeBlock, build_experts
 from paceline.layers.routing import Router
@@ -37,7 +37,7 @@ def read_self_attention(source: Source, layer: int, prefix: str) -> SelfAttentio
     if config.qk_norm:
         query_norm = source.weights.take(f"{prefix}.q_norm.weight", (size,))
         key_norm = source.weights.take(f"{prefix}.k_norm.weight", (size,))
-        norm = QkNorm(query_norm, key_norm, len(queries), len(keys), config.rms_norm_eps)
+        norm = query_and_key_norm(query_norm, key_norm, len(queries), len(keys), config.rms_norm_eps)
     return SelfAttention(
         layer, qkv, output, norm, parallel, head_count=len(queries), kv_head_count=len(keys), window=config.sliding_window
     )

@@ -88,9 +88,10 @@ class CausalLM:
         """
         x = self._embedding(input_ids)
         rotation = self._rotary.at(positions)
+        added: Tensor | None = None
         for layer in self._layers:
-            x = layer(x, rotation, backend)
-        return self._norm(x)
+            added = layer(x, added, rotation, backend)
+        return self._norm.after(x, added)
 
     @torch.inference_mode()
     def logits(self, hidden_states: Tensor) -> Tensor:

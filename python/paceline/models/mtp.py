@@ -14,7 +14,7 @@ from paceline.attention.interface import AttentionBackend
 from paceline.layers.decoder import DecoderLayer
 from paceline.layers.linear import Linear
 from paceline.layers.norm import RmsNorm
-from paceline.layers.rotary import RotaryTable
+from paceline.layers.rotary import RotaryTable, Rotation
 from paceline.layers.vocabulary import Embedding, OutputHead
 from paceline.models.source import Source
 
@@ -60,12 +60,11 @@ class MtpLayer:
         self.decoder = decoder
         source.weights.leave(f"{prefix}.embed_tokens.weight", f"{prefix}.shared_head.head.weight")
 
-    def __call__(
-        self, embedded: Tensor, previous_hidden: Tensor, rotation: tuple[Tensor, Tensor], backend: AttentionBackend
-    ) -> Tensor:
+    def __call__(self, embedded: Tensor, previous_hidden: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor:
         """Take two `[tokens, hidden]`; gives one, normalised."""
         joined = torch.cat((self.embedding_norm(embedded), self.hidden_norm(previous_hidden)), dim=-1)
-        return self.norm(self.decoder(self.projection(joined), rotation, backend))
+        x = self.projection(joined)
+        return self.norm.after(x, self.decoder(x, None, rotation, backend))
 
 
 class MtpDrafter:

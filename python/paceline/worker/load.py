@@ -10,7 +10,9 @@ import torch
 from tqdm import tqdm
 
 from paceline._core import WorkerCore
-from paceline.attention.contracts import Contract, check_backend, find_contract, static_faults
+from paceline.attention.contracts import CPU, Contract, check_backend, find_contract, static_faults
+from paceline.attention.cpu import CpuAttention
+from paceline.attention.interface import AttentionBackend
 from paceline.attention.kv_cache import KvCache, KvLayout
 from paceline.attention.reference import ReferenceAttention
 from paceline.errors import UsageError
@@ -44,7 +46,7 @@ class LoadedModel:
     model: CausalLM
     parallel: Parallel
     groups: ProcessGroups
-    backend: ReferenceAttention
+    backend: AttentionBackend
     core: WorkerCore
     arrays: StepArrays
     limits: LaunchLimits
@@ -97,7 +99,7 @@ def load(folder: Path, dp_rank: int, welcome: Welcome, groups: ProcessGroups, on
         block_count=num_blocks + 1,
         vocab_size=config.vocab_size,
     )
-    backend = ReferenceAttention(cache, contract)
+    backend = CpuAttention(cache, contract) if settings.attention_backend == CPU.name else ReferenceAttention(cache, contract)
     return LoadedModel(model, parallel, groups, backend, core, arrays, limits, num_blocks, dtype)
 
 

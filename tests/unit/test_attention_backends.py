@@ -1,22 +1,42 @@
-"""The reference backend: scattered blocks read like consecutive ones, and padding neither writes nor spreads."""
+"""Every backend that runs on a CPU: scattered blocks read like consecutive ones, and padding neither writes nor spreads."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch.nn import functional
 
-from paceline.attention.interface import AttentionBatch
+from paceline.attention.cpu import CpuAttention
+from paceline.attention.interface import AttentionBackend, AttentionBatch
 from paceline.attention.kv_cache import KvCache, KvLayout
 from paceline.attention.reference import ReferenceAttention
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 4, 2, 8, 4, 16
 LATENT_SIZE, VALUE_SIZE, SCALE = 12, 9, 0.3
 
+Kind = Callable[[KvCache], AttentionBackend]
 
-def make_backend() -> ReferenceAttention:
+
+def short_rows_by_kernel(cache: KvCache) -> AttentionBackend:
+    """The `cpu` backend with both of its ways in use: rows of one or two queries, and longer ones."""
+    return CpuAttention(cache, query_len_max=2)
+
+
+KINDS: list[Kind] = [ReferenceAttention, CpuAttention, short_rows_by_kernel]
+
+
+@pytest.fixture(params=KINDS, ids=["reference", "cpu", "cpu and torch"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """One kind of backend."""
+    chosen: Kind = request.param
+    return chosen
+
+
+def make_backend(kind: Kind) -> AttentionBackend:
     layout = KvLayout(layer_count=1, kv_head_count=KV_HEADS, key_size=HEAD_SIZE, value_size=HEAD_SIZE)
-    return ReferenceAttention(KvCache(layout, block_count=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32))
+    return kind(KvCache(layout, block_count=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32))
 
 
 def batch_of(rows: list[tuple[int, int, list[int]]]) -> AttentionBatch:
@@ -40,78 +60,82 @@ def batch_of(rows: list[tuple[int, int, list[int]]]) -> AttentionBatch:
     )
 
 
-def random_heads(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    heads = torch.randn(tokens, HEADS + 2 * KV_HEADS, HEAD_SIZE, generator=generator)
-    return heads[:, :HEADS], heads[:, HEADS : HEADS + KV_HEADS], heads[:, HEADS + KV_HEADS :]
+def random_heads(tokens: int, seed: int) -> torch.Tensor:
+    """Queries, keys and values of a sequence."""
+    return torch.randn(tokens, HEADS + 2 * KV_HEADS, HEAD_SIZE, generator=torch.Generator().manual_seed(seed))
 
 
-def expected_causal(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def split(heads: torch.Tensor) -> list[torch.Tensor]:
+    """Queries, keys and values, head-major."""
+    return [part.transpose(0, 1) for part in heads.split_with_sizes((HEADS, KV_HEADS, KV_HEADS), dim=1)]
+
+
+def expected_causal(heads: torch.Tensor) -> torch.Tensor:
     """A whole sequence at once, straight from the definition."""
-    queries, keys, values = (heads.transpose(0, 1) for heads in (queries, keys, values))
+    queries, keys, values = split(heads)
     output = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
     return output.transpose(0, 1).flatten(1)
 
 
-def test_chunks_over_scattered_and_consecutive_blocks() -> None:
-    queries, keys, values = random_heads(17, seed=1)
-    expected = expected_causal(queries, keys, values)
+def test_chunks_over_scattered_and_consecutive_blocks(kind: Kind) -> None:
+    heads = random_heads(17, seed=1)
+    expected = expected_causal(heads)
     for blocks in ([3, 4, 5, 6, 7], [9, 2, 14, 1, 5]):
-        backend = make_backend()
+        backend = make_backend(kind)
         for begin, end in ((0, 6), (6, 7), (7, 13), (13, 17)):
             backend.prepare(batch_of([(begin, end - begin, blocks)]))
-            got = backend.attend(0, queries[begin:end], keys[begin:end], values[begin:end])
+            got = backend.attend(0, heads[begin:end])
             torch.testing.assert_close(got, expected[begin:end])
 
 
-def expected_windowed(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int) -> torch.Tensor:
+def expected_windowed(heads: torch.Tensor, window: int) -> torch.Tensor:
     """A whole sequence at once, each query seeing `window` keys back from its own."""
-    queries, keys, values = (heads.transpose(0, 1) for heads in (queries, keys, values))
+    queries, keys, values = split(heads)
     seen = torch.ones(queries.shape[1], keys.shape[1], dtype=torch.bool).tril().triu(1 - window)
     output = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, enable_gqa=True)
     return output.transpose(0, 1).flatten(1)
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 5, 16, 17, 40])
-def test_windows_over_chunks_and_blocks(window: int) -> None:
-    queries, keys, values = random_heads(21, seed=4)
-    expected = expected_windowed(queries, keys, values, window)
+def test_windows_over_chunks_and_blocks(kind: Kind, window: int) -> None:
+    heads = random_heads(21, seed=4)
+    expected = expected_windowed(heads, window)
     for blocks in ([3, 4, 5, 6, 7, 8], [9, 2, 14, 1, 5, 6]):
-        backend = make_backend()
+        backend = make_backend(kind)
         for begin, end in ((0, 6), (6, 7), (7, 13), (13, 17), (17, 18), (18, 21)):
             backend.prepare(batch_of([(begin, end - begin, blocks)]))
-            got = backend.attend(0, queries[begin:end], keys[begin:end], values[begin:end], window=window)
+            got = backend.attend(0, heads[begin:end], window=window)
             torch.testing.assert_close(got, expected[begin:end])
 
 
-def test_keys_before_the_window_are_not_read() -> None:
-    queries, keys, values = random_heads(21, seed=5)
-    backend = make_backend()
+def test_keys_before_the_window_are_not_read(kind: Kind) -> None:
+    heads = random_heads(21, seed=5)
+    backend = make_backend(kind)
     backend.prepare(batch_of([(0, 18, [3, 4, 5, 6, 7, 8])]))
-    backend.attend(0, queries[:18], keys[:18], values[:18])
+    backend.attend(0, heads[:18])
     for pool in (*backend.cache.keys, *backend.cache.values):
         # Position 18, the first query, sees back to position 14.
         pool[:, 3 * BLOCK_SIZE : 3 * BLOCK_SIZE + 14] = float("nan")
     backend.prepare(batch_of([(18, 3, [3, 4, 5, 6, 7, 8])]))
-    got = backend.attend(0, queries[18:], keys[18:], values[18:], window=5)
-    torch.testing.assert_close(got, expected_windowed(queries, keys, values, 5)[18:])
+    got = backend.attend(0, heads[18:], window=5)
+    torch.testing.assert_close(got, expected_windowed(heads, 5)[18:])
 
 
-def test_layers_of_one_pass_may_differ_in_window() -> None:
-    queries, keys, values = random_heads(9, seed=6)
-    backend = make_backend()
+def test_layers_of_one_pass_may_differ_in_window(kind: Kind) -> None:
+    heads = random_heads(9, seed=6)
+    backend = make_backend(kind)
     backend.prepare(batch_of([(0, 9, [3, 4, 5])]))
     for window in (0, 2, 0):
-        expected = expected_windowed(queries, keys, values, window or 9)
-        torch.testing.assert_close(backend.attend(0, queries, keys, values, window=window), expected)
+        expected = expected_windowed(heads, window or 9)
+        torch.testing.assert_close(backend.attend(0, heads, window=window), expected)
 
 
-def latent_backend() -> ReferenceAttention:
+def latent_backend(kind: Kind) -> AttentionBackend:
     layout = KvLayout(layer_count=1, kv_head_count=1, key_size=LATENT_SIZE, value_size=0)
-    return ReferenceAttention(KvCache(layout, block_count=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32))
+    return kind(KvCache(layout, block_count=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32))
 
 
-def test_latents_are_keys_and_values_at_once() -> None:
+def test_latents_are_keys_and_values_at_once(kind: Kind) -> None:
     generator = torch.Generator().manual_seed(7)
     queries = torch.randn(17, HEADS, LATENT_SIZE, generator=generator)
     latents = torch.randn(17, LATENT_SIZE, generator=generator)
@@ -119,15 +143,15 @@ def test_latents_are_keys_and_values_at_once() -> None:
     scores.masked_fill_(~torch.ones(17, 17, dtype=torch.bool).tril(), float("-inf"))
     expected = torch.einsum("hqk,kd->qhd", scores.softmax(-1), latents[:, :VALUE_SIZE])
     for blocks in ([3, 4, 5, 6, 7], [9, 2, 14, 1, 5]):
-        backend = latent_backend()
+        backend = latent_backend(kind)
         for begin, end in ((0, 6), (6, 7), (7, 13), (13, 16), (16, 17)):
             backend.prepare(batch_of([(begin, end - begin, blocks)]))
             got = backend.attend_latent(0, queries[begin:end], latents[begin:end], value_size=VALUE_SIZE, scale=SCALE)
             torch.testing.assert_close(got, expected[begin:end])
 
 
-def test_latents_without_a_slot_are_written_nowhere() -> None:
-    backend = latent_backend()
+def test_latents_without_a_slot_are_written_nowhere(kind: Kind) -> None:
+    backend = latent_backend(kind)
     backend.prepare(batch_of([(0, 3, [5]), (0, 3, [])]))
     queries, latents = torch.ones(6, HEADS, LATENT_SIZE), torch.ones(6, LATENT_SIZE)
     got = backend.attend_latent(0, queries, latents, value_size=VALUE_SIZE, scale=SCALE)
@@ -139,18 +163,17 @@ def test_latents_without_a_slot_are_written_nowhere() -> None:
     assert backend.cache.values == []
 
 
-def test_poisoned_padding_changes_no_real_row() -> None:
-    queries, keys, values = random_heads(15, seed=2)
+def test_poisoned_padding_changes_no_real_row(kind: Kind) -> None:
+    heads = random_heads(15, seed=2)
     rows = [(0, 5, [3, 4]), (0, 5, [8, 5])]
-    alone = make_backend()
+    alone = make_backend(kind)
     alone.prepare(batch_of(rows))
-    expected = alone.attend(0, queries[:10], keys[:10], values[:10])
-    padded = make_backend()
+    expected = alone.attend(0, heads[:10])
+    padded = make_backend(kind)
     padded.prepare(batch_of([*rows, (0, 5, [])]))
     for poison in (float("nan"), float("inf"), 1e30):
-        for heads in (queries, keys, values):
-            heads[10:] = poison
-        got = padded.attend(0, queries, keys, values)
+        heads[10:] = poison
+        got = padded.attend(0, heads)
         assert torch.equal(got[:10], expected)
     assert not padded.cache.keys[0][:, :BLOCK_SIZE].any()
     assert not padded.cache.values[0][:, :BLOCK_SIZE].any()
@@ -158,15 +181,15 @@ def test_poisoned_padding_changes_no_real_row() -> None:
     assert not padded.cache.keys[0][:, -1].any()
 
 
-def test_padding_rows_are_finite() -> None:
-    backend = make_backend()
+def test_padding_rows_are_finite(kind: Kind) -> None:
+    backend = make_backend(kind)
     backend.prepare(batch_of([(0, 6, []), (0, 6, [])]))
-    assert torch.isfinite(backend.attend(0, *random_heads(12, seed=3))).all()
+    assert torch.isfinite(backend.attend(0, random_heads(12, seed=3))).all()
     assert not backend.cache.keys[0].any()
 
 
 def test_block_copies_and_zeroings() -> None:
-    cache = make_backend().cache
+    cache = make_backend(ReferenceAttention).cache
     for pool in (*cache.keys, *cache.values):
         pool.copy_(torch.arange(pool.numel()).view_as(pool))
     before = cache.keys[0].clone().view(KV_HEADS, BLOCKS, -1)

@@ -1,0 +1,38 @@
+//! The activation of a gated feed-forward block.
+
+use pulp::{Arch, Simd, WithSimd};
+
+use crate::Element;
+use crate::exponential::exponential;
+
+/// `silu(gate) * up`: rows of `gate_up` hold `width` gates and then `width` others, rows of `product` are `width` wide.
+///
+/// # Panics
+/// If lengths are no multiple of the width or do not fit each other.
+pub fn gate<E: Element>(gate_up: &[E], width: usize, product: &mut [E]) {
+    assert!(width > 0 && product.len().is_multiple_of(width), "rows of the product");
+    assert_eq!(gate_up.len(), 2 * product.len(), "elements of gate and up");
+    Arch::new().dispatch(Gate { gate_up, width, product });
+}
+
+struct Gate<'a, E> {
+    gate_up: &'a [E],
+    width: usize,
+    product: &'a mut [E],
+}
+
+impl<E: Element> WithSimd for Gate<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) {
+        let rows = self.gate_up.chunks_exact(2 * self.width);
+        for (row, product) in rows.zip(self.product.chunks_exact_mut(self.width)) {
+            let (gates, ups) = row.split_at(self.width);
+            for ((place, &gate), &up) in product.iter_mut().zip(gates).zip(ups) {
+                let gate = gate.to_f32();
+                *place = E::from_f32(gate / (1.0 + exponential(-gate)) * up.to_f32());
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The rows of a pass as attention reads them: checked once, then indexed without doubt in every layer.
+
+/// An array of the pass that does not fit the cache or the other arrays.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A number is outside of what it may be.
+    #[error("{what}: expected {expected} at most, got {got}")]
+    TooMuch {
+        /// What the number is.
+        what: &'static str,
+        /// The limit.
+        expected: i64,
+        /// The number.
+        got: i64,
+    },
+    /// A number is below what it must be.
+    #[error("{what}: expected {expected} at least, got {got}")]
+    TooLittle {
+        /// What the number is.
+        what: &'static str,
+        /// The limit.
+        expected: i64,
+        /// The number.
+        got: i64,
+    },
+}
+
+/// Rows, where their keys lie, and where new tokens are written.
+#[derive(Debug)]
+pub struct PassRows {
+    block_count: usize,
+    block_size: usize,
+    // First token of each row, and one more entry.
+    starts: Vec<usize>,
+    kv_lens: Vec<usize>,
+    // Blocks of all rows, as many for each as its keys take.
+    blocks: Vec<usize>,
+    // First entry of each row in `blocks`.
+    block_starts: Vec<usize>,
+    // Token and slot of every write.
+    writes: Vec<(usize, usize)>,
+    input_count: usize,
+}
+
+impl PassRows {
+    pub(super) fn new(block_count: usize, block_size: usize) -> Self {
+        assert!(block_size > 0, "a block holds tokens");
+        Self {
+            block_count,
+            block_size,
+            starts: vec![0],
+            kv_lens: Vec::new(),
+            blocks: Vec::new(),
+            block_starts: Vec::new(),
+            writes: Vec::new(),
+            input_count: 0,
+        }
+    }
+
+    /// Takes the arrays of a pass: `query_start_loc` of `rows + 1`, `kv_lens` of `rows`, `block_table` of `rows` times
+    /// `table_width`, and the write slot of every token that the network runs, -1 for none.
+    ///
+    /// # Errors
+    /// For the first number that the cache or another array does not allow.
+    pub fn set(
+        &mut self,
+        query_start_loc: &[i32],
+        kv_lens: &[i32],
+        block_table: &[i32],
+        table_width: usize,
+        slots: &[i64],
+    ) -> Result<(), Error> {
+        let (rows, tokens) = (kv_lens.len(), slots.len());
+        at_most("entries of query_start_loc", rows + 1, query_start_loc.len() as i64)?;
+        at_least("entries of query_start_loc", rows as i64 + 1, query_start_loc.len() as i64)?;
+        at_least("entries of the block table", (rows * table_width) as i64, block_table.len() as i64)?;
+        self.starts.clear();
+        let mut previous = 0;
+        for &start in query_start_loc {
+            at_least("query_start_loc", previous, start.into())?;
+            previous = start.into();
+            self.starts.push(at_most("query_start_loc", tokens, start.into())?);
+        }
+        self.kv_lens.clear();
+        self.blocks.clear();
+        self.block_starts.clear();
+        for (row, &kv_len) in kv_lens.iter().enumerate() {
+            let query_len = self.starts[row + 1] - self.starts[row];
+            at_least("kv_len", query_len as i64, kv_len.into())?;
+            let kv_len = at_most("kv_len", table_width * self.block_size, kv_len.into())?;
+            self.kv_lens.push(kv_len);
+            self.block_starts.push(self.blocks.len());
+            for &block in &block_table[row * table_width..][..kv_len.div_ceil(self.block_size)] {
+                self.blocks.push(below("block id", self.block_count, block.into())?);
+            }
+        }
+        self.input_count = tokens;
+        self.writes.clear();
+        for (token, &slot) in slots.iter().enumerate() {
+            if slot != -1 {
+                self.writes.push((token, below("slot", self.slot_count(), slot)?));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.kv_lens.len()
+    }
+
+    pub(super) fn input_count(&self) -> usize {
+        self.input_count
+    }
+
+    /// Tokens of the rows.
+    pub(super) fn token_count(&self) -> usize {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    pub(super) fn slot_count(&self) -> usize {
+        self.block_count * self.block_size
+    }
+
+    pub(super) fn first_token(&self, row: usize) -> usize {
+        self.starts[row]
+    }
+
+    pub(super) fn query_len(&self, row: usize) -> usize {
+        self.starts[row + 1] - self.starts[row]
+    }
+
+    pub(super) fn kv_len(&self, row: usize) -> usize {
+        self.kv_lens[row]
+    }
+
+    /// Token and slot of every write.
+    pub(super) fn writes(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.writes.iter().copied()
+    }
+
+    /// Where positions `begin .. end` of a row lie: place after `begin`, slot, count. One entry for each block.
+    pub(super) fn runs(&self, row: usize, begin: usize, end: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+        let blocks = &self.blocks[self.block_starts[row]..];
+        let size = self.block_size;
+        (begin / size..end.div_ceil(size)).map(move |index| {
+            let (from, to) = (begin.max(index * size), end.min((index + 1) * size));
+            (from - begin, blocks[index] * size + (from - index * size), to - from)
+        })
+    }
+}
+
+fn at_least(what: &'static str, limit: i64, got: i64) -> Result<(), Error> {
+    if got < limit { Err(Error::TooLittle { what, expected: limit, got }) } else { Ok(()) }
+}
+
+/// `got` as an index or a length, if it lies in `0 ..= limit`.
+fn at_most(what: &'static str, limit: usize, got: i64) -> Result<usize, Error> {
+    at_least(what, 0, got)?;
+    usize::try_from(got).ok().filter(|&number| number <= limit).ok_or(Error::TooMuch {
+        what,
+        expected: limit as i64,
+        got,
+    })
+}
+
+/// `got` as an index, if it lies in `0 .. limit`.
+fn below(what: &'static str, limit: usize, got: i64) -> Result<usize, Error> {
+    at_least(what, 0, got)?;
+    usize::try_from(got).ok().filter(|&number| number < limit).ok_or(Error::TooMuch {
+        what,
+        expected: limit as i64 - 1,
+        got,
+    })
+}

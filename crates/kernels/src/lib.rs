@@ -1,0 +1,22 @@
+//! What a decoder layer does on a CPU between its matrix products: norms, rotation, activation, and attention over the
+//! paged cache.
+//!
+//! On a small model a call into a framework costs as much as the work, and attention one row at a time costs more than
+//! the products. Each kernel here is one pass over flat slices, in fp32 inside, rounded once at the end. A row's result
+//! depends on that row only, never on what else is in the batch.
+//!
+//! The instructions are chosen at run time by `pulp`, which keeps this crate free of unchecked code. Nothing here
+//! knows of Python, threads or plans.
+
+mod activation;
+mod attention;
+mod element;
+mod exponential;
+mod norm;
+mod rotary;
+
+pub use activation::gate;
+pub use attention::{Attention, Error, Heads, PassRows, Shape};
+pub use element::Element;
+pub use norm::rms_norm;
+pub use rotary::{HeadNorm, Rotation, rotate};

@@ -1,0 +1,4 @@
+//! Kernels against plain loops in fp64.
+
+mod attention;
+mod layers;
