@@ -29,6 +29,7 @@ __all__ = [
     "run_daemon",
     "sample_row",
     "sampling_bytes_for_test",
+    "set_kernel_threads",
     "tp_share",
 ]
 
@@ -343,6 +344,9 @@ class WorkerStream:
 
     def close(self) -> None:
         """Drop the connection, whatever is in flight."""
+
+def set_kernel_threads(count: int) -> None:
+    """Compute with `count` threads from now on, the calling one included. They run where the caller may run."""
 
 def rms_norm(x: _Array, added: _Array | None, weight: _Array, epsilon: float, normed: _Array) -> None:
     """Add `added` to `x [rows, width]` in place, if given, and write `x / rms(x) * weight` to `normed`."""

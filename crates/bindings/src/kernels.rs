@@ -2,7 +2,7 @@
 
 use numpy::{PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray2, PyUntypedArrayMethods};
 use paceline_kernels::{Element, HeadNorm, Rotation};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 /// A vector that is read.
@@ -80,6 +80,12 @@ fn norm_arrays<E: Element + numpy::Element>(
     let (x, weight, normed) = (x.as_slice_mut()?, weight.as_slice()?, normed.as_slice_mut()?);
     py.detach(|| paceline_kernels::rms_norm(x, added, weight, epsilon, normed));
     Ok(())
+}
+
+/// Compute with `count` threads from now on, the calling one included; helpers may run where the caller may.
+#[pyfunction]
+pub(crate) fn set_kernel_threads(count: usize) -> PyResult<()> {
+    paceline_kernels::set_threads(count).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
 /// Write `silu(gate) * up` to `product [rows, width]`, given `gate_up [rows, 2 * width]`, gates first.

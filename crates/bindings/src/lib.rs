@@ -39,7 +39,7 @@ mod _core {
     #[pymodule_export]
     use crate::pulse::Pulse;
     #[pymodule_export]
-    use crate::kernels::{gate, rms_norm, rotate};
+    use crate::kernels::{gate, rms_norm, rotate, set_kernel_threads};
     #[pymodule_export]
     use crate::sampling::{philox_noise, sample_row};
     #[pymodule_export]

@@ -36,7 +36,7 @@ const TABLE: &[Rule] = &[
     Rule { name: "fleet", workspace: &["scheduler", "plan"], external: Only(&["thiserror"]) },
     Rule { name: "simulator", workspace: &["fleet", "scheduler", "plan"], external: Any },
     Rule { name: "sampling", workspace: &[], external: Only(&["serde", "rmp-serde", "thiserror"]) },
-    Rule { name: "kernels", workspace: &[], external: Only(&["pulp", "thiserror"]) },
+    Rule { name: "kernels", workspace: &[], external: Only(&["pulp", "rayon", "thiserror"]) },
     Rule { name: "proto", workspace: &["plan"], external: Any },
     Rule { name: "text", workspace: &[], external: Any },
     Rule { name: "engine", workspace: &["fleet", "scheduler", "plan", "proto", "sampling"], external: Any },

@@ -2,8 +2,8 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use crate::Element;
 use crate::exponential::exponential;
+use crate::{Element, crew};
 
 /// `silu(gate) * up`: rows of `gate_up` hold `width` gates and then `width` others, rows of `product` are `width` wide.
 ///
@@ -12,7 +12,10 @@ use crate::exponential::exponential;
 pub fn gate<E: Element>(gate_up: &[E], width: usize, product: &mut [E]) {
     assert!(width > 0 && product.len().is_multiple_of(width), "rows of the product");
     assert_eq!(gate_up.len(), 2 * product.len(), "elements of gate and up");
-    Arch::new().dispatch(Gate { gate_up, width, product });
+    let rows = product.len() / width;
+    let part = rows.div_ceil(crew::parts(rows, gate_up.len())).max(1) * width;
+    let parts = gate_up.chunks(2 * part).zip(product.chunks_mut(part));
+    crew::run(parts.map(|(gate_up, product)| move || Arch::new().dispatch(Gate { gate_up, width, product })));
 }
 
 struct Gate<'a, E> {

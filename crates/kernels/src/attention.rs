@@ -7,12 +7,14 @@
 mod rows;
 mod tile;
 
+use std::ops::Range;
+
 use pulp::{Arch, Simd, WithSimd};
 
 pub use rows::{Error, PassRows};
 use tile::{CHUNK, Tile};
 
-use crate::Element;
+use crate::{Element, crew};
 
 /// Heads and their sizes, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,13 +53,14 @@ impl<E> Heads<'_, E> {
 #[derive(Debug)]
 pub struct Attention {
     rows: PassRows,
-    tile: Tile,
+    // One for each part that is computed side by side.
+    tiles: Vec<Tile>,
 }
 
 impl Attention {
     /// Over a cache of `block_count` blocks of `block_size` tokens, the null block included.
     pub fn new(block_count: usize, block_size: usize) -> Self {
-        Self { rows: PassRows::new(block_count, block_size), tile: Tile::default() }
+        Self { rows: PassRows::new(block_count, block_size), tiles: vec![Tile::default()] }
     }
 
     /// The rows of the pass, to be set before any layer.
@@ -107,15 +110,33 @@ impl Attention {
         output: &mut [E],
     ) {
         let output_width = shape.head_count * shape.value_size;
-        output[self.rows.token_count() * output_width..].fill(E::ZERO);
-        let Self { rows, tile } = self;
-        Arch::new().dispatch(Attend { rows, tile, shape, queries, keys, values, scale, window, query_len_max, output });
+        let Self { rows, tiles } = self;
+        output[rows.token_count() * output_width..].fill(E::ZERO);
+        let read = rows.work(0..rows.count(), query_len_max) * shape.kv_head_count * (shape.key_size + shape.value_size);
+        let parts = crew::parts(rows.count(), read);
+        if tiles.len() < parts {
+            tiles.resize_with(parts, Tile::default);
+        }
+        let mut rest = output;
+        let tasks = rows.shares(parts, query_len_max).zip(tiles).map(|(share, tile)| {
+            let first_token = rows.first_token(share.start);
+            let tokens = rows.first_token(share.end) - first_token;
+            let (output, others) = std::mem::take(&mut rest).split_at_mut(tokens * output_width);
+            rest = others;
+            let rows: &PassRows = rows;
+            let call = Attend { rows, tile, share, first_token, shape, queries, keys, values, scale, window, query_len_max, output };
+            move || Arch::new().dispatch(call)
+        });
+        crew::run(tasks);
     }
 }
 
 struct Attend<'a, E> {
     rows: &'a PassRows,
     tile: &'a mut Tile,
+    // The rows that are meant, and the first token of theirs, which is the first of `output`.
+    share: Range<usize>,
+    first_token: usize,
     shape: Shape,
     queries: Heads<'a, E>,
     keys: &'a [E],
@@ -131,7 +152,7 @@ impl<E: Element> WithSimd for Attend<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        for row in 0..self.rows.count() {
+        for row in self.share.clone() {
             if self.rows.query_len(row) <= self.query_len_max {
                 for kv_head in 0..self.shape.kv_head_count {
                     self.kv_head(simd, row, kv_head);
@@ -194,7 +215,7 @@ impl<E: Element> Attend<'_, E> {
         let output_width = shape.head_count * shape.value_size;
         for token in 0..query_len {
             for index in 0..group {
-                let start = (first_token + token) * output_width + (kv_head * group + index) * shape.value_size;
+                let start = (first_token - self.first_token + token) * output_width + (kv_head * group + index) * shape.value_size;
                 self.tile.finish(token * group + index, &mut self.output[start..start + shape.value_size]);
             }
         }

@@ -6,10 +6,11 @@
 //! depends on that row only, never on what else is in the batch.
 //!
 //! The instructions are chosen at run time by `pulp`, which keeps this crate free of unchecked code. Nothing here
-//! knows of Python, threads or plans.
+//! knows of Python or plans.
 
 mod activation;
 mod attention;
+mod crew;
 mod element;
 mod exponential;
 mod norm;
@@ -17,6 +18,7 @@ mod rotary;
 
 pub use activation::gate;
 pub use attention::{Attention, Error, Heads, PassRows, Shape};
+pub use crew::set_threads;
 pub use element::Element;
 pub use norm::rms_norm;
 pub use rotary::{HeadNorm, Rotation, rotate};

@@ -2,7 +2,7 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use crate::Element;
+use crate::{Element, crew};
 
 /// Independent sums, so that adding them up does not wait for one addition after another.
 const LANES: usize = 32;
@@ -20,7 +20,15 @@ pub fn rms_norm<E: Element>(x: &mut [E], added: Option<&[E]>, weight: &[E], epsi
     if let Some(added) = added {
         assert_eq!(x.len(), added.len(), "elements of x and of what is added");
     }
-    Arch::new().dispatch(RmsNorm { x, added, weight, epsilon, normed });
+    let width = weight.len();
+    let rows = x.len() / width;
+    let part = rows.div_ceil(crew::parts(rows, x.len())).max(1) * width;
+    let mut added = added.map(|added| added.chunks(part));
+    let parts = x.chunks_mut(part).zip(normed.chunks_mut(part)).map(|(x, normed)| {
+        let added = added.as_mut().and_then(Iterator::next);
+        move || Arch::new().dispatch(RmsNorm { x, added, weight, epsilon, normed })
+    });
+    crew::run(parts);
 }
 
 struct RmsNorm<'a, E> {
@@ -37,14 +45,15 @@ impl<E: Element> WithSimd for RmsNorm<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) {
         let width = self.weight.len();
-        if let Some(added) = self.added {
-            for (place, &more) in self.x.iter_mut().zip(added) {
-                *place = E::from_f32(place.to_f32() + more.to_f32());
+        let rows = self.x.chunks_exact_mut(width).zip(self.normed.chunks_exact_mut(width));
+        for (index, (row, normed)) in rows.enumerate() {
+            if let Some(added) = self.added {
+                for (place, &more) in row.iter_mut().zip(&added[index * width..]) {
+                    *place = E::from_f32(place.to_f32() + more.to_f32());
+                }
             }
-        }
-        for (row, normed) in self.x.chunks_exact(width).zip(self.normed.chunks_exact_mut(width)) {
             let factor = root_mean_square_inverse(row, self.epsilon);
-            for ((place, &value), &weight) in normed.iter_mut().zip(row).zip(self.weight) {
+            for ((place, &value), &weight) in normed.iter_mut().zip(&*row).zip(self.weight) {
                 *place = E::from_f32(value.to_f32() * factor * weight.to_f32());
             }
         }

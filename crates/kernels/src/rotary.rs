@@ -2,8 +2,8 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use crate::Element;
 use crate::norm::root_mean_square_inverse;
+use crate::{Element, crew};
 
 /// Cosine and signed sine of every token, rows of `width` columns: the sine's first half is negative.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,13 @@ pub fn rotate<E: Element>(
     if let Some(norm) = norm {
         assert_eq!(norm.weight.len(), count * size, "factors of the norm");
     }
-    Arch::new().dispatch(Rotate { heads, row_width, count, size, rotation, norm });
+    let Rotation { cos, sin, width } = rotation;
+    let part = tokens.div_ceil(crew::parts(tokens, heads.len())).max(1);
+    let angles = cos.chunks(part * width).zip(sin.chunks(part * width));
+    crew::run(heads.chunks_mut(part * row_width).zip(angles).map(|(heads, (cos, sin))| {
+        let rotation = Rotation { cos, sin, width };
+        move || Arch::new().dispatch(Rotate { heads, row_width, count, size, rotation, norm })
+    }));
 }
 
 struct Rotate<'a, E> {

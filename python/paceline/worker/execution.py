@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from paceline._core import PlanRefused, Pulse
+from paceline._core import PlanRefused, set_kernel_threads, Pulse
 from paceline.attention.contracts import Contract
 from paceline.parallel.collectives import PeerLostError
 from paceline.parallel.placement import Placement
@@ -68,6 +68,7 @@ class Execution:
         self._groups = ProcessGroups(self._placement, pulse, settings.device)
         self._epoch: int | None = None
         torch.set_num_threads(threads)
+        set_kernel_threads(threads)
         started = time.monotonic()
         self._loaded = loaded = load(folder, dp_rank, welcome, self._groups, self._progress)
         self._runner = Runner(loaded, pulse, dp_rank=dp_rank, is_lockstep=settings.lockstep)

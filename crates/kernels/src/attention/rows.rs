@@ -1,5 +1,7 @@
 //! The rows of a pass as attention reads them: checked once, then indexed without doubt in every layer.
 
+use std::ops::Range;
+
 /// An array of the pass that does not fit the cache or the other arrays.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -115,6 +117,26 @@ impl PassRows {
     /// Tokens of the rows.
     pub(super) fn token_count(&self) -> usize {
         self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Products of a query with a key in `rows`, those of rows of more than `query_len_max` queries left out.
+    pub(super) fn work(&self, rows: Range<usize>, query_len_max: usize) -> usize {
+        let work = |row| if self.query_len(row) > query_len_max { 0 } else { self.query_len(row) * self.kv_len(row) };
+        rows.map(work).sum()
+    }
+
+    /// All rows as `count` ranges of about equal work, some of them empty.
+    pub(super) fn shares(&self, count: usize, query_len_max: usize) -> impl Iterator<Item = Range<usize>> {
+        let total = self.work(0..self.count(), query_len_max);
+        let (mut end, mut done) = (0, 0);
+        (1..=count).map(move |part| {
+            let start = end;
+            while end < self.count() && (part == count || done * count < total * part) {
+                done += self.work(end..end + 1, query_len_max);
+                end += 1;
+            }
+            start..end
+        })
     }
 
     pub(super) fn slot_count(&self) -> usize {

@@ -2,3 +2,4 @@
 
 mod attention;
 mod layers;
+mod threads;
