@@ -3,10 +3,13 @@
 //! All fields are optional here, so that a flag can go before the environment, the environment before the file, and the
 //! file before the default, which [`crate::settings`] knows.
 
+use std::path::PathBuf;
+
 use clap::ValueEnum;
-use paceline_server::{ChatOptions, RequestLimits};
 use paceline_text::{ReasoningFormat, ToolFormat};
 use serde::{Deserialize, Serialize};
+
+use crate::surface::Names;
 
 /// The type that weights and KV cache have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -224,9 +227,35 @@ pub(crate) struct Flags {
     /// Calls that run or wait at once, streams among them; more get 429 [default: 16384]
     #[arg(long, help_heading = "Clients")]
     pub(crate) max_open_calls: Option<usize>,
-    /// Origins whose pages may call from a browser, as http://a.example,https://b.example; * for all [default: none]
-    #[arg(long, help_heading = "Clients", value_delimiter = ',')]
-    pub(crate) cors_allow_origins: Option<Vec<String>>,
+    /// Bytes of a request's line and headers together; more get 431 [default: 65536]
+    #[arg(long, help_heading = "Clients")]
+    pub(crate) max_header_bytes: Option<usize>,
+    /// Headers of one request; more get 431 [default: 100]
+    #[arg(long, help_heading = "Clients")]
+    pub(crate) max_header_count: Option<usize>,
+    /// Seconds that a client may leave its answer unread before the request is ended and the connection closed; 0 waits
+    /// for ever [default: 60]
+    #[arg(long, help_heading = "Clients")]
+    pub(crate) slow_reader_timeout: Option<u64>,
+    /// Origins whose pages may call from a browser, as ["http://a.example"] or http://a.example,https://b.example; * for
+    /// all [default: none]
+    #[arg(long, help_heading = "Clients", value_name = "LIST")]
+    pub(crate) allowed_origins: Option<Names>,
+    /// Methods that such pages may use [default: all]
+    #[arg(long, help_heading = "Clients", value_name = "LIST")]
+    pub(crate) allowed_methods: Option<Names>,
+    /// Headers that such pages may send [default: all]
+    #[arg(long, help_heading = "Clients", value_name = "LIST")]
+    pub(crate) allowed_headers: Option<Names>,
+    /// Let browsers send cookies and the like from such pages [default: off]
+    #[arg(long, help_heading = "Clients", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) allow_credentials: Option<bool>,
+    /// Certificate of this server and those above it, in PEM: HTTP and gRPC are then encrypted [default: none]
+    #[arg(long, help_heading = "Network", value_name = "FILE")]
+    pub(crate) ssl_certfile: Option<PathBuf>,
+    /// Key of the certificate, in PEM
+    #[arg(long, help_heading = "Network", value_name = "FILE")]
+    pub(crate) ssl_keyfile: Option<PathBuf>,
     /// Keep the KV of earlier prompts, and compute only what is new of a later one [default: off]
     #[arg(long, help_heading = "Scheduling", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) enable_prefix_caching: Option<bool>,
@@ -288,25 +317,6 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
-    /// How answers to chats are read. Names that a file gives and nobody knows mean nothing here: flags are checked.
-    pub(crate) fn chat_options(&self) -> ChatOptions {
-        ChatOptions {
-            tool_format: self.tool_call_parser.as_deref().and_then(ToolFormat::from_name),
-            reasoning: self.reasoning_parser.as_deref().and_then(ReasoningFormat::from_name),
-        }
-    }
-
-    /// What clients may ask for.
-    pub(crate) fn request_limits(&self) -> RequestLimits {
-        let default = RequestLimits::default();
-        RequestLimits {
-            body_bytes: self.max_body_bytes.unwrap_or(default.body_bytes),
-            stop_strings: self.max_stop_strings.unwrap_or(default.stop_strings),
-            prompt_tokens: self.max_prompt_tokens,
-            open_calls: self.max_open_calls.unwrap_or(default.open_calls),
-        }
-    }
-
     /// These settings, and where they say nothing those of `below`.
     pub(crate) fn over(self, below: Self) -> Self {
         let mut merged = as_map(below);

@@ -20,6 +20,7 @@ mod settings;
 mod signals;
 mod simulate;
 mod speculation;
+mod surface;
 
 use crate::cli::Chosen;
 use crate::failure::Failure;

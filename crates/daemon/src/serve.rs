@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use paceline_engine::{Engine, Handle, Options as EngineOptions};
-use paceline_server::{Listeners, Options as ServerOptions, Server};
+use paceline_server::{Listeners, Options as ServerOptions, Server, Tls};
 use paceline_text::Tokenizer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -40,6 +40,7 @@ struct Sockets {
 /// Why it could not start or go on.
 pub(crate) async fn serve(settings: Settings) -> Result<(), Failure> {
     let signals = Signals::listen().context("cannot listen for signals")?;
+    let tls = settings.flags.tls()?;
     let sockets = bind(&settings).await?;
     let grpc = sockets.grpc.map_or_else(String::new, |address| format!(" grpc={address}"));
     say(&format!("listening on http={}{grpc} control={}", sockets.http, sockets.control_address));
@@ -51,7 +52,7 @@ pub(crate) async fn serve(settings: Settings) -> Result<(), Failure> {
     let prepared = prepared?;
     let tokenizer = Tokenizer::load(&prepared.path)
         .map_err(|error| Failure::Usage(format!("{}: {error}", prepared.path.display())))?;
-    run(settings, sockets, prepared, tokenizer, signals).await
+    run(settings, sockets, prepared, tokenizer, tls, signals).await
 }
 
 async fn bind(settings: &Settings) -> Result<Sockets, Failure> {
@@ -80,6 +81,7 @@ async fn run(
     sockets: Sockets,
     prepared: Prepared,
     tokenizer: Tokenizer,
+    tls: Option<Tls>,
     signals: Signals,
 ) -> Result<(), Failure> {
     let model = ModelConfig::read(&prepared.path)?;
@@ -95,6 +97,7 @@ async fn run(
         fleet,
         model: settings.model(&prepared.path),
         control_listener: sockets.control,
+        unread: settings.flags.connection_limits().unread,
     })
     .map_err(|error| Failure::Usage(error.to_string()))?;
     let handle = engine.handle();
@@ -106,7 +109,9 @@ async fn run(
         api_key: settings.flags.api_key.clone(),
         chat: settings.flags.chat_options(),
         limits: settings.flags.request_limits(),
-        cors_origins: settings.flags.cors_allow_origins.clone().unwrap_or_default(),
+        connections: settings.flags.connection_limits(),
+        tls,
+        cors: settings.flags.cors_options(),
     };
     let server = Server::build(options, handle.clone(), sockets.listeners);
 
@@ -123,7 +128,8 @@ async fn run(
     };
     let engine = engine.run(engine_stop.clone());
     let server = tokio::spawn(server.run(server_stop.clone()));
-    let watcher = watch(handle.clone(), sockets.http, model_name, settings.parallelism());
+    let url = format!("{}://{}", if settings.flags.ssl_certfile.is_some() { "https" } else { "http" }, sockets.http);
+    let watcher = watch(handle.clone(), url, model_name, settings.parallelism());
     let watcher = tokio::spawn(signals.first().clone().run_until_cancelled_owned(watcher));
     let ended = until_the_end(engine, server, &handle, &settings, &signals, &engine_stop, &server_stop).await;
     watcher.abort();
@@ -248,7 +254,7 @@ fn tell_how_to_join(settings: &Settings, prepared: &Prepared, control: SocketAdd
 }
 
 /// Says when the fleet is ready, stops being so, and is again.
-async fn watch(handle: Handle, http: SocketAddr, model_name: String, parallelism: String) {
+async fn watch(handle: Handle, url: String, model_name: String, parallelism: String) {
     let mut was_ready = false;
     let mut first = true;
     loop {
@@ -262,7 +268,7 @@ async fn watch(handle: Handle, http: SocketAddr, model_name: String, parallelism
                     let limits = handle.limits();
                     let noun = if ranks == 1 { "rank" } else { "ranks" };
                     say(&format!(
-                        "ready http://{http} serves {model_name} on {ranks} {noun}{parallelism}, each with {} requests and {} KV tokens",
+                        "ready {url} serves {model_name} on {ranks} {noun}{parallelism}, each with {} requests and {} KV tokens",
                         limits.max_num_seqs,
                         u64::from(limits.kv_blocks) * u64::from(limits.block_size)
                     ));

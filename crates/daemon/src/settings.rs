@@ -6,7 +6,6 @@ use paceline_engine::{ExpertParallel, ModelSettings};
 use paceline_fleet::{Config as FleetConfig, Deadlines};
 use paceline_plan::WorkerLimits;
 use paceline_scheduler::{Drafter, QueueLimits, ShapeConfig};
-use paceline_text::{ReasoningFormat, ToolFormat};
 
 use crate::Failure;
 use crate::cli::Serve;
@@ -39,11 +38,11 @@ pub(crate) struct Settings {
     pub(crate) log_level: LogLevel,
 }
 
-fn usage(message: impl Into<String>) -> Failure {
+pub(crate) fn usage(message: impl Into<String>) -> Failure {
     Failure::Usage(message.into())
 }
 
-fn within(flag: &str, value: u64, least: u64, most: u64) -> Result<(), Failure> {
+pub(crate) fn within(flag: &str, value: u64, least: u64, most: u64) -> Result<(), Failure> {
     if (least..=most).contains(&value) {
         return Ok(());
     }
@@ -105,13 +104,7 @@ impl Settings {
 
     fn check(&self) -> Result<(), Failure> {
         let flags = &self.flags;
-        if let Some(name) = flags.tool_call_parser.as_deref().filter(|name| !ToolFormat::NAMES.contains(name)) {
-            return Err(usage(format!("--tool-call-parser: {name} is none of {}", ToolFormat::NAMES.join(", "))));
-        }
-        if let Some(name) = flags.reasoning_parser.as_deref().filter(|name| !ReasoningFormat::NAMES.contains(name)) {
-            return Err(usage(format!("--reasoning-parser: {name} is none of {}", ReasoningFormat::NAMES.join(", "))));
-        }
-        let flags = &self.flags;
+        flags.check_surface()?;
         within("--max-num-seqs", self.max_num_seqs().into(), 1, 65_536)?;
         within("--max-num-batched-tokens", self.max_num_batched_tokens().into(), 1, 1 << 24)?;
         within("--block-size", self.block_size().into(), 1, 4_096)?;

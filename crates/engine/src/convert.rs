@@ -157,6 +157,7 @@ fn rank_status(rank: &paceline_fleet::RankStatus, stats: Option<&Stats>) -> Rank
             accepted_per_position: counters.drafts.accepted_per_position.clone(),
             verified_per_position: counters.drafts.verified_per_position.clone(),
             wanted_blocks_missing: counters.wanted_blocks_missing,
+            prompt_tokens: counters.prompt_tokens,
             prefix_queried_tokens: counters.prefix_queried_tokens,
             prefix_hit_requests: counters.prefix_hit_requests,
             prefix_hit_tokens: counters.prefix_hit_tokens,

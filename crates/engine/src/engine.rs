@@ -85,6 +85,8 @@ pub struct Options {
     pub model: ModelSettings,
     /// Where workers dial in.
     pub control_listener: TcpListener,
+    /// How long tokens may wait for a reader before its request is ended; `None` waits for ever.
+    pub unread: Option<Duration>,
 }
 
 /// An engine that is built and not running yet.
@@ -141,6 +143,7 @@ impl Engine {
             abandoned: self.abandoned,
             publisher: self.publisher,
             orders: self.orders,
+            unread: self.options.unread,
         };
         drop(self.supervisor);
         let (ended, end) = oneshot::channel();

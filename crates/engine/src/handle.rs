@@ -13,7 +13,7 @@ pub use paceline_sampling::{SamplingParams, TokenLogprobs};
 
 use crate::event::{Event, Submission};
 use crate::ledger::{ExplainQuery, ExplainedStep, NotKept};
-use crate::slot::{Abandoned, Slot, TokenSink};
+use crate::slot::{Abandoned, Life, Slot, TokenSink};
 use crate::status::{FleetStatus, ModelLimits, Publisher};
 
 /// One request as the engine takes it: token ids in, token ids out.
@@ -101,6 +101,8 @@ pub enum FailureKind {
     WorkerLost,
     /// A fault of ours: 500.
     Internal,
+    /// Its reader left tokens waiting for too long: 408.
+    SlowReader,
 }
 
 /// Why a request was not accepted.
@@ -248,6 +250,11 @@ impl TokenStream {
     /// Tokens of the prompt that were read from the prefix cache; 0 until the first token came.
     pub fn cached_tokens(&self) -> u32 {
         self.slot.cached_tokens()
+    }
+
+    /// What the engine has done with the request so far.
+    pub fn life(&self) -> Life {
+        self.slot.life()
     }
 }
 

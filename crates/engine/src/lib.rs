@@ -25,9 +25,9 @@ pub use handle::{
     TokenLogprobs, TokenOutput, TokenStream,
 };
 pub use paceline_scheduler::{ModeTokens, PaddingCounters};
-pub use slot::TokenSink;
+pub use slot::{Life, TokenSink};
 pub use status::{
-    FleetCounters, FleetStatus, MODES, ModelLimits, Publisher, RankCounters, RankState, RankStatus, Spread,
-    StepTimings, WorkerStatus,
+    FleetCounters, FleetStatus, MODES, ModelLimits, Publisher, RankCounters, RankState, RankStatus, STEP_TOKENS_BOUNDS,
+    Spread, StepTimings, StepTokens, WorkerStatus,
 };
 pub use supervise::{ExitReporter, LaunchOrder, Supervisor};

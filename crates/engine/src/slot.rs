@@ -5,7 +5,8 @@
 //! full channel nor waits behind one; the list is bounded by the number of live requests.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
 
@@ -24,6 +25,18 @@ struct Waiting {
     tokens: Vec<TokenOutput>,
     end: Option<End>,
     closed: bool,
+    /// Since when something waits.
+    since: Option<Instant>,
+    life: Life,
+}
+
+/// What the engine did with a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Life {
+    /// When it first got a seat; never, if it ended in the queue.
+    pub started: Option<Instant>,
+    /// Times that it lost its blocks and began again.
+    pub preemptions: u32,
 }
 
 /// The place shared by the engine and the reader of one request.
@@ -51,20 +64,26 @@ impl Slot {
         })
     }
 
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Changes what waits, unless the request has ended.
     fn update(&self, change: impl FnOnce(&mut Waiting)) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting();
         if waiting.closed {
             return;
         }
         change(&mut waiting);
+        waiting.since.get_or_insert_with(Instant::now);
         drop(waiting);
         self.filled.notify_one();
     }
 
     /// What the reader gets now: nothing yet, an event, or (`Some(None)`) nothing ever again.
     fn take(&self) -> Option<Option<StreamEvent>> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting();
+        waiting.since = None;
         if !waiting.prompt_logprobs.is_empty() {
             let logprobs = std::mem::take(&mut waiting.prompt_logprobs);
             return Some(Some(StreamEvent::PromptLogprobs { logprobs }));
@@ -82,6 +101,11 @@ impl Slot {
             None if waiting.closed => Some(None),
             None => None,
         }
+    }
+
+    /// What the engine has done with the request so far.
+    pub(crate) fn life(&self) -> Life {
+        self.waiting().life
     }
 
     pub(crate) async fn next(&self) -> Option<StreamEvent> {
@@ -105,7 +129,7 @@ impl Slot {
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
         self.left.notify_waiters();
-        let ended = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).closed;
+        let ended = self.waiting().closed;
         if let Some(list) = &self.list
             && !ended
         {
@@ -156,6 +180,21 @@ impl TokenSink {
             waiting.end = Some(End::Failed(kind, message.into()));
             waiting.closed = true;
         });
+    }
+
+    /// Notes that the request has a seat.
+    pub fn start(&self) {
+        self.slot.waiting().life.started.get_or_insert_with(Instant::now);
+    }
+
+    /// Notes that the request has lost its blocks.
+    pub fn preempt(&self) {
+        self.slot.waiting().life.preemptions += 1;
+    }
+
+    /// How long something has waited for the reader.
+    pub(crate) fn unread_for(&self) -> Duration {
+        self.slot.waiting().since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// True once the reader has dropped its stream.

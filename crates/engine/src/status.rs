@@ -88,6 +88,8 @@ pub struct RankCounters {
     pub verified_per_position: Vec<u64>,
     /// Blocks that drafts after the first would have written to and that were not free.
     pub wanted_blocks_missing: u64,
+    /// Tokens of prompt rows, recomputed ones too.
+    pub prompt_tokens: u64,
     /// Tokens of requests that started, looked up in the prefix cache.
     pub prefix_queried_tokens: u64,
     /// Requests that found something there.
@@ -185,10 +187,35 @@ pub struct FleetStatus {
     pub waiting: usize,
     /// Requests that the engine knows anything of: 0 once all have ended and their readers were told.
     pub known: usize,
+    /// Requests that were ended because their readers left tokens waiting.
+    pub slow_readers: u64,
+    /// Tokens of steps, of each rank that has run one.
+    pub step_tokens: Vec<StepTokens>,
     /// Counts since start-up.
     pub counters: FleetCounters,
     /// Where the time of a step goes, over the latest steps.
     pub timings: StepTimings,
+}
+
+/// Upper bounds of the counts of [`StepTokens`], and above them all others.
+pub const STEP_TOKENS_BOUNDS: [u32; 13] = [1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384];
+
+/// How many tokens the steps of a rank had, dummies left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTokens {
+    /// Which rank.
+    pub dp_rank: u32,
+    /// Steps by their tokens: up to each of [`STEP_TOKENS_BOUNDS`] and more than the one before, then those above all.
+    pub steps: [u64; STEP_TOKENS_BOUNDS.len() + 1],
+    /// Tokens of all these steps.
+    pub tokens: u64,
+}
+
+impl StepTokens {
+    pub(crate) fn record(&mut self, tokens: u32) {
+        self.steps[STEP_TOKENS_BOUNDS.partition_point(|bound| *bound < tokens)] += 1;
+        self.tokens += u64::from(tokens);
+    }
 }
 
 /// One part of a step's time over the latest steps, in microseconds.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use paceline_fleet::{Action, AnswerBody, Dispatch, Fleet, Input, Level, Place, StepAnswer, WorkerId};
 use paceline_plan::{DpRank, GroupId, StepId};
@@ -13,12 +13,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::convert;
 use crate::event::{Event, Hello, Submission};
-use crate::handle::SubmitError;
+use crate::handle::{FailureKind, SubmitError};
 use crate::ledger::ExplainedStep;
 use crate::meter::{Running, StepTimes, micros};
 use crate::peers::Peers;
 use crate::slot::{Abandoned, TokenSink};
-use crate::status::{FleetStatus, Publisher};
+use crate::status::{FleetStatus, Publisher, StepTokens};
 use crate::supervise::LaunchOrder;
 
 /// Events that are taken before the fleet is asked for plans again.
@@ -34,6 +34,8 @@ pub(crate) struct Parts {
     pub(crate) abandoned: Arc<Abandoned>,
     pub(crate) publisher: Publisher,
     pub(crate) orders: mpsc::Sender<LaunchOrder>,
+    /// How long tokens may wait for a reader.
+    pub(crate) unread: Option<Duration>,
 }
 
 pub(crate) struct StepLoop {
@@ -45,6 +47,9 @@ pub(crate) struct StepLoop {
     answers: BTreeMap<RequestId, oneshot::Sender<Result<(), SubmitError>>>,
     /// Steps in flight.
     running: BTreeMap<(GroupId, StepId), Running>,
+    /// Tokens of the steps of each rank.
+    step_tokens: BTreeMap<u32, StepTokens>,
+    slow_readers: u64,
     /// What requests are to be told in this round.
     outbox: Vec<Action>,
     started: Instant,
@@ -60,6 +65,8 @@ impl StepLoop {
             names: BTreeMap::new(),
             answers: BTreeMap::new(),
             running: BTreeMap::new(),
+            step_tokens: BTreeMap::new(),
+            slow_readers: 0,
             outbox: Vec::new(),
             started: Instant::now(),
             end: None,
@@ -114,6 +121,7 @@ impl StepLoop {
             Event::Tick => {
                 let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
                 self.feed(Input::Tick(now_ms));
+                self.end_slow_readers();
             }
             Event::Stop(reason) => {
                 self.feed(Input::Stop(reason));
@@ -274,6 +282,20 @@ impl StepLoop {
         }
     }
 
+    /// Ends requests whose readers leave tokens waiting: seats and blocks are for those who read.
+    fn end_slow_readers(&mut self) {
+        let Some(limit) = self.parts.unread else { return };
+        let slow = self.sinks.iter().filter(|(_, sink)| sink.unread_for() > limit);
+        for request in slow.map(|(request, _)| *request).collect::<Vec<_>>() {
+            if let Some(sink) = self.sinks.get(&request) {
+                let message = format!("nothing of the answer was read for {} s", limit.as_secs());
+                sink.fail(FailureKind::SlowReader, message);
+            }
+            self.slow_readers += 1;
+            self.feed(Input::Abort(request));
+        }
+    }
+
     fn forget(&mut self, request: RequestId) -> Option<TokenSink> {
         self.names.remove(&request);
         self.sinks.remove(&request)
@@ -310,10 +332,20 @@ impl StepLoop {
     }
 
     /// Keeps why the newest step of a group is what it is, and logs it.
-    fn explain(&self, group: GroupId) {
+    fn explain(&mut self, group: GroupId) {
         let scheduler = self.parts.fleet.scheduler();
         let Some(explanation) = scheduler.and_then(|scheduler| scheduler.explanation(group)) else { return };
         tracing::debug!("{explanation}");
+        for rank in &explanation.ranks {
+            let sink = |request: &RequestId| self.sinks.get(request);
+            rank.started.iter().filter_map(sink).for_each(TokenSink::start);
+            rank.preempted.iter().filter_map(sink).for_each(TokenSink::preempt);
+            if !rank.is_dummy {
+                let dp_rank = rank.dp_rank.get();
+                let none = StepTokens { dp_rank, ..StepTokens::default() };
+                self.step_tokens.entry(dp_rank).or_insert(none).record(rank.real_tokens);
+            }
+        }
         let told = explanation.ranks.iter().flat_map(RankExplanation::requests);
         let names = told.filter_map(|request| Some((request, Arc::clone(self.names.get(&request)?)))).collect();
         self.parts.publisher.explain(ExplainedStep { explanation: explanation.clone(), names });
@@ -343,6 +375,9 @@ impl StepLoop {
 
     fn publish(&self) {
         let known = self.sinks.len().max(self.names.len()).max(self.answers.len());
-        self.parts.publisher.publish(FleetStatus { known, ..convert::status(&self.parts.fleet) });
+        let step_tokens = self.step_tokens.values().copied().collect();
+        let slow_readers = self.slow_readers;
+        let status = convert::status(&self.parts.fleet);
+        self.parts.publisher.publish(FleetStatus { known, slow_readers, step_tokens, ..status });
     }
 }

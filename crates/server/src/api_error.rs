@@ -21,6 +21,8 @@ pub(crate) enum Kind {
     MethodNotAllowed,
     /// The body is over its limit: 413.
     TooLarge,
+    /// The client did not read its answer: 408, DEADLINE_EXCEEDED.
+    SlowReader,
     /// Too much waits: 429, RESOURCE_EXHAUSTED.
     QueueFull,
     /// No worker for it now: 503, UNAVAILABLE.
@@ -61,6 +63,7 @@ impl ApiError {
             Kind::NotFound => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Kind::SlowReader => StatusCode::REQUEST_TIMEOUT,
             Kind::QueueFull => StatusCode::TOO_MANY_REQUESTS,
             Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -74,6 +77,7 @@ impl ApiError {
             Kind::Unauthorized => "AuthenticationError",
             Kind::NotFound => "NotFoundError",
             Kind::MethodNotAllowed => "MethodNotAllowedError",
+            Kind::SlowReader => "RequestTimeoutError",
             Kind::QueueFull => "RateLimitError",
             Kind::Unavailable => "ServiceUnavailableError",
             Kind::Internal => "InternalServerError",
@@ -115,6 +119,7 @@ impl From<ApiError> for tonic::Status {
             Kind::Invalid | Kind::MethodNotAllowed | Kind::TooLarge => tonic::Code::InvalidArgument,
             Kind::Unauthorized => tonic::Code::Unauthenticated,
             Kind::NotFound => tonic::Code::NotFound,
+            Kind::SlowReader => tonic::Code::DeadlineExceeded,
             Kind::QueueFull => tonic::Code::ResourceExhausted,
             Kind::Unavailable => tonic::Code::Unavailable,
             Kind::Internal => tonic::Code::Internal,
@@ -147,6 +152,7 @@ impl ApiError {
         match kind {
             FailureKind::WorkerLost => Self::new(Kind::Unavailable, message),
             FailureKind::Internal => Self::new(Kind::Internal, message),
+            FailureKind::SlowReader => Self::new(Kind::SlowReader, message),
         }
     }
 }
@@ -164,6 +170,7 @@ mod tests {
             (Kind::Internal, 500, tonic::Code::Internal),
             (Kind::NotFound, 404, tonic::Code::NotFound),
             (Kind::Unauthorized, 401, tonic::Code::Unauthenticated),
+            (Kind::SlowReader, 408, tonic::Code::DeadlineExceeded),
         ];
         for (kind, http, grpc) in pairs {
             let error = ApiError::new(kind, "why");

@@ -13,9 +13,14 @@ pub enum Error {
         /// The operating system's answer.
         source: std::io::Error,
     },
-    /// The HTTP server stopped by itself.
-    #[error("the HTTP server failed: {0}")]
-    Http(std::io::Error),
+    /// A certificate or a key that cannot be used.
+    #[error("{file} cannot be used for TLS: {message}")]
+    Tls {
+        /// The file at fault.
+        file: String,
+        /// What is wrong with it.
+        message: String,
+    },
     /// The gRPC server stopped by itself.
     #[error("the gRPC server failed: {0}")]
     Grpc(tonic::transport::Error),

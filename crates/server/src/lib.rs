@@ -12,6 +12,7 @@
 //! | `generate` | a call from its checked parameters to its text, for both protocols |
 //! | `openai` | requests and responses as OpenAI clients write and read them |
 //! | `http`, `grpc` | routes and services |
+//! | `listen` | connections: limits, TLS, readers that stop reading |
 //! | `metrics` | the name of every metric |
 //! | `limits` | the limit on every size that comes from outside |
 
@@ -22,11 +23,13 @@ mod generate;
 mod grpc;
 mod http;
 pub mod limits;
+mod listen;
 mod metrics;
 mod openai;
 mod options;
 mod server;
 
 pub use error::Error;
-pub use options::{ChatOptions, Listeners, Options, RequestLimits};
+pub use listen::{ConnectionLimits, Tls};
+pub use options::{ChatOptions, CorsOptions, Listeners, Options, RequestLimits};
 pub use server::Server;

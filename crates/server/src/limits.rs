@@ -8,6 +8,24 @@ pub const OPEN_CALLS_MAX: usize = 16_384;
 /// Bytes of one HTTP request body or gRPC message, unless configured otherwise.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
 
+/// Bytes of one HTTP request's line and headers together, unless configured otherwise.
+pub const HEADER_BYTES_MAX: usize = 64 << 10;
+
+/// Headers of one HTTP request, unless configured otherwise.
+pub const HEADER_COUNT_MAX: usize = 100;
+
+/// Time that a client may leave bytes of its answer unread, unless configured otherwise.
+pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Time that a client has for a TLS handshake, for its first byte, and for each request's line and headers.
+pub const HEAD_READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Connections for gRPC that wait to be taken over, beyond those that are still being made.
+pub const CONNECTIONS_WAITING_MAX: usize = 64;
+
+/// Time before the next connection is taken when the machine had no room for one.
+pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
 /// Prompts in one call.
 pub const PROMPTS_MAX: usize = 1_024;
 
@@ -47,8 +65,8 @@ pub const STOP_GRACE: Duration = Duration::from_millis(500);
 /// Time between two looks at readiness for a gRPC health watcher.
 pub const HEALTH_WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Time between pings on a gRPC connection, so that a client that vanished is noticed.
-pub const GRPC_PING_INTERVAL: Duration = Duration::from_secs(20);
+/// Time between pings on an HTTP/2 connection, so that a client that vanished is noticed.
+pub const PING_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Time a gRPC client has to answer a ping.
-pub const GRPC_PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time an HTTP/2 client has to answer a ping.
+pub const PING_TIMEOUT: Duration = Duration::from_secs(20);

@@ -7,6 +7,7 @@ use tokio::net::TcpListener;
 
 use crate::Error;
 use crate::limits::{BODY_BYTES_MAX, OPEN_CALLS_MAX, STOP_STRINGS_MAX};
+use crate::listen::{ConnectionLimits, Tls};
 
 /// Settings of a [`crate::Server`].
 #[derive(Clone)]
@@ -26,8 +27,25 @@ pub struct Options {
     pub chat: ChatOptions,
     /// What one client may ask of the server.
     pub limits: RequestLimits,
-    /// Origins whose pages may call this server from a browser; `*` stands for all. Empty allows none.
-    pub cors_origins: Vec<String>,
+    /// What a single connection may do.
+    pub connections: ConnectionLimits,
+    /// What connections are encrypted with; `None` leaves them as they are.
+    pub tls: Option<Tls>,
+    /// Which pages may call this server from a browser.
+    pub cors: CorsOptions,
+}
+
+/// Which pages may call from a browser, and how. Without an origin, none may.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CorsOptions {
+    /// Origins of these pages; `*` stands for all.
+    pub origins: Vec<String>,
+    /// Methods that they may use; empty or `*` are all that routes take.
+    pub methods: Vec<String>,
+    /// Headers that they may send; empty or `*` are all.
+    pub headers: Vec<String>,
+    /// Whether browsers send cookies and the like along.
+    pub credentials: bool,
 }
 
 /// What clients may ask of the server; more is refused with the limit in the error.

@@ -133,7 +133,8 @@ impl Setup {
         let attention_contract = self.attention_contract.to_owned();
         let model =
             ModelSettings { num_blocks_override: self.num_blocks, attention_contract, ..ModelSettings::default() };
-        let engine = Engine::build(Options { fleet: self.config(), model, control_listener }).expect("valid options");
+        let engine = Engine::build(Options { fleet: self.config(), model, control_listener, unread: None })
+            .expect("valid options");
         let handle = engine.handle();
         let shutdown = CancellationToken::new();
         let engine = tokio::spawn(engine.run(shutdown.clone()));

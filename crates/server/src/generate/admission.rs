@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use paceline_engine::{GenerateRequest, ModelLimits, SamplingParams};
+use paceline_engine::{GenerateRequest, ModelLimits, SamplingParams, SubmitError};
 use paceline_sampling::choice_seed;
 use paceline_text::{SpecialTokens, Tokenizer};
 
@@ -82,7 +82,8 @@ async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<Adm
             requests.push((Arc::clone(&prompt), request));
         }
     }
-    record.submitted(requests.len());
+    let max_tokens = requests.iter().map(|(_, request)| request.max_new_tokens).max().unwrap_or(0);
+    record.submitted(requests.len(), call.choices, max_tokens);
     let sequences = submit(app, &call, requests).await?;
     Ok(Admitted { sequences, prompt_tokens, prompt_text, place })
 }
@@ -118,7 +119,12 @@ async fn submit(
         let wants_logprobs = request.sampling.prompt_logprobs.is_some();
         let part = (call.echo || call.return_token_ids || wants_logprobs)
             .then(|| PromptPart::new(prompt, tokenizer.clone(), call.echo, wants_logprobs));
-        let stream = app.handle.submit(request).await.map_err(|error| submit_error(error.into(), call))?;
+        let stream = app.handle.submit(request).await.map_err(|error| {
+            if let SubmitError::QueueFull { unit, .. } = &error {
+                app.metrics.requests.turned_away(unit);
+            }
+            submit_error(error.into(), call)
+        })?;
         first = if is_first { Some(stream.key()) } else { first };
         sequences.push(Sequence::new(stream, decoder, pieces, part, options));
     }

@@ -5,15 +5,26 @@ use std::time::Instant;
 use super::sequence::{Delta, FinishCause};
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
+use crate::metrics::ChoiceTimes;
+
+/// What one choice has produced.
+#[derive(Debug, Clone, Copy, Default)]
+struct Choice {
+    tokens: usize,
+    first: Option<Instant>,
+    last: Option<Instant>,
+}
 
 /// Follows a call from its arrival. Dropped before an end was reported, it counts the call as aborted: the client left.
 pub(crate) struct CallRecord {
     app: App,
     arrived: Instant,
-    /// When each choice last produced tokens.
-    latest: Vec<Option<Instant>>,
-    /// Tokens of each choice.
-    produced: Vec<usize>,
+    submitted: Instant,
+    choices: Vec<Choice>,
+    /// Choices of each prompt.
+    choices_asked: u32,
+    /// Tokens that each choice may have.
+    max_tokens: u32,
     /// The last end seen of a choice.
     cause: FinishCause,
     concluded: bool,
@@ -26,8 +37,10 @@ impl CallRecord {
         Self {
             app: app.clone(),
             arrived: Instant::now(),
-            latest: Vec::new(),
-            produced: Vec::new(),
+            submitted: Instant::now(),
+            choices: Vec::new(),
+            choices_asked: 0,
+            max_tokens: 0,
             cause: FinishCause::Stop,
             concluded: false,
             prompt_counted: false,
@@ -57,15 +70,22 @@ impl CallRecord {
         if !self.concluded {
             self.concluded = true;
             tracing::warn!(error = error.message, "a running call failed");
-            let cause = if error.kind == Kind::Unavailable { "worker_lost" } else { "internal" };
-            self.app.metrics.calls.failed(cause);
+            let calls = &self.app.metrics.calls;
+            match error.kind {
+                Kind::SlowReader => calls.aborted("slow_reader"),
+                Kind::Unavailable => calls.failed("worker_lost"),
+                _ => calls.failed("internal"),
+            }
         }
         error
     }
 
-    pub(crate) fn submitted(&mut self, choices: usize) {
-        self.latest = vec![None; choices];
-        self.produced = vec![0; choices];
+    /// The call is about to reach the engine: as so many requests, each of which may have so many tokens.
+    pub(crate) fn submitted(&mut self, requests: usize, choices_asked: u32, max_tokens: u32) {
+        self.submitted = Instant::now();
+        self.choices = vec![Choice::default(); requests];
+        self.choices_asked = choices_asked;
+        self.max_tokens = max_tokens;
     }
 
     /// Counts the tokens of `delta` and their times. The prompt counts once its first output is there.
@@ -77,17 +97,28 @@ impl CallRecord {
             return;
         }
         let calls = &self.app.metrics.calls;
-        self.produced[delta.index as usize] += delta.token_ids.len();
+        let now = Instant::now();
+        let choice = &mut self.choices[delta.index as usize];
+        choice.tokens += delta.token_ids.len();
         if !self.prompt_counted {
             self.prompt_counted = true;
             calls.prompt_tokens.inc_by(prompt_tokens as u64);
             calls.prompt_length.observe(prompt_tokens as f64);
         }
         calls.generation_tokens.inc_by(delta.token_ids.len() as u64);
-        let now = Instant::now();
-        match self.latest[delta.index as usize].replace(now) {
-            None => calls.time_to_first_token.observe((now - self.arrived).as_secs_f64()),
+        match choice.last.replace(now) {
+            None => {
+                choice.first = Some(now);
+                calls.time_to_first_token.observe((now - self.arrived).as_secs_f64());
+            }
             Some(before) => calls.inter_token.observe((now - before).as_secs_f64()),
+        }
+        if let (Some(finish), Some(first)) = (&delta.finish, choice.first)
+            && finish.cause != FinishCause::Abort
+        {
+            let (submitted, tokens) = (self.submitted, choice.tokens);
+            let times = ChoiceTimes { submitted, first, last: now, tokens, life: delta.life };
+            self.app.metrics.requests.choice_ended(&times);
         }
     }
 
@@ -104,7 +135,9 @@ impl CallRecord {
             FinishCause::Abort => return calls.aborted("server"),
         }
         calls.end_to_end.observe(self.arrived.elapsed().as_secs_f64());
-        self.produced.iter().for_each(|tokens| calls.output_length.observe(*tokens as f64));
+        self.choices.iter().for_each(|choice| calls.output_length.observe(choice.tokens as f64));
+        let longest = self.choices.iter().map(|choice| choice.tokens).max().unwrap_or(0);
+        self.app.metrics.requests.call_ended(self.choices_asked, self.max_tokens, longest);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use paceline_engine::{FinishReason, StreamEvent, TokenOutput, TokenStream};
+use paceline_engine::{FinishReason, Life, StreamEvent, TokenOutput, TokenStream};
 use paceline_text::{IncrementalDecoder, StopMatcher};
 
 use super::prompt::{PromptPart, PromptReport};
@@ -59,6 +59,8 @@ pub(crate) struct Delta {
     pub(crate) cached_tokens: u32,
     /// With the first piece of a choice, where something is asked for about its prompt.
     pub(crate) prompt: Option<Box<PromptReport>>,
+    /// What the engine has done with the choice so far.
+    pub(crate) life: Life,
 }
 
 impl Delta {
@@ -197,7 +199,8 @@ impl Sequence {
 
     /// An empty piece, or one that holds the prompt's part when it is the first.
     fn begin(&mut self) -> Result<Delta, ApiError> {
-        let mut delta = Delta { index: self.options.index, ..Delta::default() };
+        let life = self.stream.as_ref().map(TokenStream::life).unwrap_or_default();
+        let mut delta = Delta { index: self.options.index, life, ..Delta::default() };
         if !std::mem::replace(&mut self.has_begun, true) && self.options.is_first {
             delta.cached_tokens = self.stream.as_ref().map_or(0, TokenStream::cached_tokens);
         }

@@ -19,7 +19,7 @@ use crate::Error;
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 use crate::http::accepts_key;
-use crate::limits::{GRPC_PING_INTERVAL, GRPC_PING_TIMEOUT};
+use crate::limits::{PING_INTERVAL, PING_TIMEOUT};
 
 /// All services over one shared state. Health asks for no key: probes have none.
 pub(crate) fn router(app: App) -> Result<Router, Error> {
@@ -40,8 +40,9 @@ pub(crate) fn router(app: App) -> Result<Router, Error> {
     // Older clients, grpcurl among them, ask for this version first.
     let reflection_v1alpha = reflection().build_v1alpha().map_err(Error::Reflection)?;
     Ok(tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(GRPC_PING_INTERVAL))
-        .http2_keepalive_timeout(Some(GRPC_PING_TIMEOUT))
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+        .http2_max_header_list_size(u32::try_from(app.options.connections.header_bytes).unwrap_or(u32::MAX))
         .add_service(HealthServer::new(HealthService::new(app)))
         .add_service(InterceptedService::new(generation, check_key.clone()))
         .add_service(InterceptedService::new(model, check_key.clone()))

@@ -165,7 +165,7 @@ impl Chunks for Streamed {
 
     fn delta(&mut self, delta: Delta, usage: Option<Option<UsageBody>>) -> Vec<String> {
         let mut chunks = Vec::with_capacity(2);
-        let Delta { index, text, token_ids, pieces, finish, cached_tokens: _, prompt } = delta;
+        let Delta { index, text, token_ids, pieces, finish, prompt, .. } = delta;
         let returns_ids = self.writer.reported.token_ids;
         // A choice begins by saying who speaks.
         if !std::mem::replace(&mut self.begun[index as usize], true) {

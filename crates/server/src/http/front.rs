@@ -1,5 +1,7 @@
 //! What happens to every request before its handler and to every response after it: the key and the request id.
 
+use std::time::Instant;
+
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -29,7 +31,9 @@ pub(crate) async fn front(State(app): State<App>, mut request: Request, next: Ne
         Ok(id) => id,
         Err(error) => return error.into_response(),
     };
+    let began = Instant::now();
     let echoed = HeaderValue::from_str(&id.text).expect("checked to be printable ASCII");
+    let (uri, method) = (request.uri().clone(), request.method().clone());
     let mut response = if request.uri().path() == LIVENESS || key_matches(&app, request.headers()) {
         request.extensions_mut().insert(id);
         next.run(request).await
@@ -38,6 +42,7 @@ pub(crate) async fn front(State(app): State<App>, mut request: Request, next: Ne
         ApiError::new(Kind::Unauthorized, message).into_response()
     };
     response.headers_mut().insert(REQUEST_ID, echoed);
+    app.metrics.http.answered(uri.path(), method.as_str(), response.status().as_u16(), began.elapsed());
     response
 }
 

@@ -99,7 +99,9 @@ impl CallMetrics {
         for cause in ["stop", "length"] {
             metrics.success.get_or_create_owned(&Cause { cause });
         }
-        metrics.abort.get_or_create_owned(&Cause { cause: "disconnect" });
+        for cause in ["disconnect", "slow_reader"] {
+            metrics.abort.get_or_create_owned(&Cause { cause });
+        }
         for cause in ["invalid", "queue_full", "unavailable"] {
             metrics.reject.get_or_create_owned(&Cause { cause });
         }
@@ -111,7 +113,7 @@ impl CallMetrics {
 
     /// The same numbers under vLLM's names.
     pub(super) fn register_as_vllm(&self, registry: &mut Registry) {
-        for finished_reason in ["stop", "length", "abort"] {
+        for finished_reason in ["stop", "length", "abort", "error"] {
             self.finished.get_or_create_owned(&FinishedReason { finished_reason });
         }
         let finished = self.finished.clone();
@@ -150,5 +152,6 @@ impl CallMetrics {
 
     pub(crate) fn failed(&self, cause: &'static str) {
         self.error.get_or_create(&Cause { cause }).inc();
+        self.finished.get_or_create(&FinishedReason { finished_reason: "error" }).inc();
     }
 }

@@ -70,11 +70,6 @@ struct RankPosition {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Position {
-    position: u32,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Part {
     part: &'static str,
     quantile: &'static str,
@@ -264,6 +259,11 @@ fn fleet(writer: &mut Writer, status: &FleetStatus) -> fmt::Result {
     writer.gauge("paceline_ready", "1 while every rank is in service", ready)?;
     writer.gauge("paceline_requests_waiting", "Requests that no rank has started", status.waiting as f64)?;
     writer.gauge("paceline_requests_known", "Requests that the engine knows anything of", status.known as f64)?;
+    writer.counter(
+        "paceline_slow_readers",
+        "Requests that were ended because nobody read their answers",
+        status.slow_readers,
+    )?;
     writer.counter("paceline_steps", "Steps of all groups", counters.steps)?;
     writer.gauge(
         "paceline_balance_ratio",
@@ -315,7 +315,7 @@ fn by_position(
     })
 }
 
-/// The counters of drafts, and the same sums under the names that vLLM's benchmark client looks for.
+/// The counters of drafts.
 fn speculation(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
     writer.counters("paceline_drafts", "Rows that had drafts", by_rank(ranks, |rank| rank.counters.drafts))?;
     writer.counters(
@@ -342,27 +342,5 @@ fn speculation(writer: &mut Writer, ranks: &[RankStatus]) -> fmt::Result {
         "paceline_draft_blocks_missing",
         "KV blocks that drafts after the first would have used and that were not free",
         by_rank(ranks, |rank| rank.counters.wanted_blocks_missing),
-    )?;
-    let sum = |value: fn(&RankStatus) -> u64| ranks.iter().map(value).sum();
-    writer.counter("vllm:spec_decode_num_drafts", "Rows that had drafts", sum(|rank| rank.counters.drafts))?;
-    writer.counter(
-        "vllm:spec_decode_num_draft_tokens",
-        "Draft tokens verified",
-        sum(|rank| rank.counters.draft_tokens),
-    )?;
-    writer.counter(
-        "vllm:spec_decode_num_accepted_tokens",
-        "Draft tokens that the target agreed with",
-        sum(|rank| rank.counters.accepted_tokens),
-    )?;
-    let mut totals: Vec<u64> = Vec::new();
-    for rank in ranks {
-        let accepted = &rank.counters.accepted_per_position;
-        totals.resize(totals.len().max(accepted.len()), 0);
-        for (total, accepted) in totals.iter_mut().zip(accepted) {
-            *total += accepted;
-        }
-    }
-    let series = (0_u32..).zip(totals).map(|(position, total)| (Position { position }, total));
-    writer.counters("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position", series)
+    )
 }

@@ -6,6 +6,8 @@
 
 mod calls;
 mod fleet;
+mod http;
+mod requests;
 mod vllm;
 
 use paceline_engine::Handle;
@@ -14,12 +16,17 @@ use prometheus_client::registry::Registry;
 
 use self::calls::CallMetrics;
 use self::fleet::FleetCollector;
+use self::http::HttpMetrics;
+pub(crate) use self::requests::ChoiceTimes;
+use self::requests::RequestMetrics;
 use self::vllm::VllmCollector;
 
 /// The registry and the counters that handlers write.
 pub(crate) struct Metrics {
     registry: Registry,
     pub(crate) calls: CallMetrics,
+    pub(crate) requests: RequestMetrics,
+    pub(crate) http: HttpMetrics,
 }
 
 impl Metrics {
@@ -27,12 +34,17 @@ impl Metrics {
     pub(crate) fn new(handle: &Handle, model_name: &str) -> Self {
         let mut registry = Registry::default();
         let calls = CallMetrics::register(registry.sub_registry_with_prefix("paceline"));
-        let labels = [("model_name", model_name), ("engine", "0")];
-        let labels = labels.map(|(name, value)| (name.into(), value.to_owned().into()));
-        calls.register_as_vllm(registry.sub_registry_with_labels(labels.into_iter()));
+        let requests = RequestMetrics::new();
+        let http = HttpMetrics::register(&mut registry);
+        let label = |name: &'static str, value: &str| (name.into(), value.to_owned().into());
+        let of_model = registry.sub_registry_with_label(label("model_name", model_name));
+        requests.register_of_model(of_model);
+        let of_engine = of_model.sub_registry_with_label(label("engine", "0"));
+        calls.register_as_vllm(of_engine);
+        requests.register(of_engine);
         registry.register_collector(Box::new(FleetCollector::new(handle.clone())));
         registry.register_collector(Box::new(VllmCollector::new(handle.clone(), model_name)));
-        Self { registry, calls }
+        Self { registry, calls, requests, http }
     }
 
     /// The OpenMetrics text.

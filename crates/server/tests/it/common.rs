@@ -9,7 +9,7 @@ use paceline_engine::{
     FinishReason, FleetStatus, GenerateRequest, Handle, ModelLimits, Publisher, RankState, RankStatus, SubmitError,
     TokenLogprobs, TokenOutput, TokenSink,
 };
-use paceline_server::{ChatOptions, Listeners, Options, RequestLimits, Server};
+use paceline_server::{ChatOptions, ConnectionLimits, CorsOptions, Listeners, Options, RequestLimits, Server, Tls};
 use paceline_text::Tokenizer;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -100,7 +100,14 @@ pub struct Setup {
     pub limits: Option<ModelLimits>,
     pub chat: ChatOptions,
     pub request_limits: RequestLimits,
-    pub cors_origins: Vec<String>,
+    pub connections: ConnectionLimits,
+    pub tls: Option<Tls>,
+    pub cors: CorsOptions,
+}
+
+/// A model whose answers may be long.
+pub fn long() -> Setup {
+    Setup { limits: Some(ModelLimits { max_model_len: 200_000, kv_blocks: 20_000, ..limits() }), ..Setup::default() }
 }
 
 impl TestServer {
@@ -121,7 +128,9 @@ impl TestServer {
             api_key: setup.api_key.map(str::to_owned),
             chat: setup.chat,
             limits: setup.request_limits,
-            cors_origins: setup.cors_origins,
+            connections: setup.connections,
+            tls: setup.tls,
+            cors: setup.cors,
         };
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let listeners = Listeners::bind(any, Some(any)).await.expect("a free port");

@@ -309,7 +309,7 @@ async fn f08_every_rank_has_its_series() {
         ("paceline_dummy_tokens_total{dp_rank=\"3\"}", 4.0),
         ("paceline_balance_ratio", 0.625),
         ("paceline_rank_steps_total{dp_rank=\"3\",mode=\"full\"}", 9.0),
-        ("vllm:spec_decode_num_drafts_total", 0.0),
+        ("vllm:spec_decode_num_drafts_total{model_name=\"tiny\",engine=\"3\"}", 0.0),
     ] {
         assert_eq!(server.metric(series).await, Some(value), "{series}");
     }

@@ -2,7 +2,7 @@
 
 use crate::common::{Setup, TestServer, ranks, send};
 use paceline_engine::FleetStatus;
-use paceline_server::RequestLimits;
+use paceline_server::{CorsOptions, RequestLimits};
 use serde_json::json;
 
 #[tokio::test]
@@ -40,8 +40,8 @@ async fn calls_beyond_those_that_may_be_open_are_told_to_come_again() {
 
 #[tokio::test]
 async fn browsers_may_call_only_from_pages_that_are_configured() {
-    let cors_origins = vec!["http://a.example".to_owned()];
-    let server = TestServer::saying_with(Setup { cors_origins, ..Setup::default() }, "speak").await;
+    let cors = CorsOptions { origins: vec!["http://a.example".to_owned()], ..CorsOptions::default() };
+    let server = TestServer::saying_with(Setup { cors, ..Setup::default() }, "speak").await;
     let ask = [("origin", "http://a.example"), ("access-control-request-headers", "content-type")];
     let asked = send(server.http, "OPTIONS", "/v1/completions", &ask, "").await;
     assert_eq!((asked.status, asked.header("access-control-allow-origin")), (204, Some("http://a.example")));
@@ -53,6 +53,28 @@ async fn browsers_may_call_only_from_pages_that_are_configured() {
     assert_eq!((asked.status, asked.header("access-control-allow-origin")), (405, None));
     server.stop().await;
     closed.stop().await;
+}
+
+#[tokio::test]
+async fn what_browsers_may_send_can_be_narrowed() {
+    let cors = CorsOptions {
+        origins: vec!["*".to_owned()],
+        methods: vec!["GET".to_owned()],
+        headers: vec!["x-a".to_owned(), "x-b".to_owned()],
+        credentials: true,
+    };
+    let server = TestServer::saying_with(Setup { cors, ..Setup::default() }, "speak").await;
+    let ask = [("origin", "http://c.example"), ("access-control-request-headers", "x-other")];
+    let asked = send(server.http, "OPTIONS", "/v1/models", &ask, "").await;
+    for (header, expected) in [
+        ("access-control-allow-origin", "http://c.example"),
+        ("access-control-allow-methods", "GET"),
+        ("access-control-allow-headers", "x-a, x-b"),
+        ("access-control-allow-credentials", "true"),
+    ] {
+        assert_eq!(asked.header(header), Some(expected));
+    }
+    server.stop().await;
 }
 
 /// Every route of the document is there, takes what it is said to take, and names its errors.
