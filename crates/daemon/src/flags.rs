@@ -233,8 +233,8 @@ pub(crate) struct Flags {
     /// Headers of one request; more get 431 [default: 100]
     #[arg(long, help_heading = "Clients")]
     pub(crate) max_header_count: Option<usize>,
-    /// Seconds that a client may leave its answer unread before the request is ended and the connection closed; 0 waits
-    /// for ever [default: 60]
+    /// Seconds that a client may leave its answer unread before the request is ended, and 3 s later the connection
+    /// closed; 0 waits for ever [default: 60]
     #[arg(long, help_heading = "Clients")]
     pub(crate) slow_reader_timeout: Option<u64>,
     /// Origins whose pages may call from a browser, as ["http://a.example"] or http://a.example,https://b.example; * for

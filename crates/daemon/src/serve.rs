@@ -97,7 +97,7 @@ async fn run(
         fleet,
         model: settings.model(&prepared.path),
         control_listener: sockets.control,
-        unread: settings.flags.connection_limits().unread,
+        unread: settings.flags.unread_tokens(),
     })
     .map_err(|error| Failure::Usage(error.to_string()))?;
     let handle = engine.handle();

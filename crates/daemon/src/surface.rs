@@ -11,6 +11,9 @@ use crate::Failure;
 use crate::flags::Flags;
 use crate::settings::{usage, within};
 
+/// How much longer than its request the connection of a slow reader lives.
+const CONNECTION_GRACE: Duration = Duration::from_secs(3);
+
 /// Names of a flag: as JSON, which is how `vllm serve` takes them, or with commas between. In a configuration file they
 /// are an array.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,10 +94,16 @@ impl Flags {
             header_count: self.max_header_count.unwrap_or(default.header_count),
             unread: match self.slow_reader_timeout {
                 Some(0) => None,
-                Some(seconds) => Some(Duration::from_secs(seconds)),
-                None => default.unread,
+                Some(seconds) => Some(Duration::from_secs(seconds) + CONNECTION_GRACE),
+                None => default.unread.map(|unread| unread + CONNECTION_GRACE),
             },
         }
+    }
+
+    /// How long tokens may wait for a reader: less than bytes may, so that a request is ended for its true reason.
+    pub(crate) fn unread_tokens(&self) -> Option<Duration> {
+        let unread = self.connection_limits().unread?;
+        Some(unread.saturating_sub(CONNECTION_GRACE))
     }
 
     /// Which pages may call from a browser.

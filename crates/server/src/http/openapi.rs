@@ -43,14 +43,20 @@ fn paths() -> Value {
             "responses": {"200": {
                 "description": "OpenMetrics text",
                 "content": {"application/openmetrics-text": {"schema": {"type": "string"}}},
-            }, "default": failure()},
+            }, "401": failure("No key or a wrong one")},
         }},
     })
 }
 
 fn get(summary: &str, schema: &Value) -> Value {
     let content = json!({"application/json": {"schema": schema}});
-    json!({"summary": summary, "responses": {"200": {"description": "Success", "content": content}, "default": failure()}})
+    let responses = json!({
+        "200": {"description": "Success", "content": content},
+        "400": failure("The request cannot be understood"),
+        "401": failure("No key or a wrong one"),
+        "503": failure("Not now"),
+    });
+    json!({"summary": summary, "responses": responses})
 }
 
 fn post(summary: &str, schema: &Value, streams: bool) -> Value {
@@ -58,16 +64,29 @@ fn post(summary: &str, schema: &Value, streams: bool) -> Value {
     if streams {
         content["text/event-stream"] = json!({"schema": {"type": "string"}});
     }
+    let mut responses = json!({
+        "200": {"description": "Success", "content": content},
+        "400": failure("A field is wrong, named in `param`"),
+        "401": failure("No key or a wrong one"),
+        "404": failure("There is no such model"),
+        "413": failure("The body is too large"),
+        "500": failure("A fault of the server's"),
+    });
+    if streams {
+        responses["408"] = failure("The client did not read its answer");
+        responses["429"] = failure("Too much waits: come again after Retry-After");
+        responses["503"] = failure("No worker for it now: come again after Retry-After");
+    }
     json!({
         "summary": summary,
         "requestBody": {"required": true, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": {"description": "Success", "content": content}, "default": failure()},
+        "responses": responses,
     })
 }
 
-fn failure() -> Value {
+fn failure(description: &str) -> Value {
     json!({
-        "description": "The request failed: 4xx is the caller's, 429 and 503 come with Retry-After",
+        "description": description,
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     })
 }
@@ -180,9 +199,9 @@ fn conversation() -> Vec<(&'static str, Value)> {
         "properties": {
             "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
             "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]},
-            "tool_calls": {"type": "array", "items": {"type": "object"}},
-            "tool_call_id": {"type": "string"},
-            "name": {"type": "string"},
+            "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+            "tool_call_id": {"type": ["string", "null"]},
+            "name": {"type": ["string", "null"]},
         },
     });
     vec![
