@@ -164,4 +164,44 @@ proptest! {
             prop_assert!(!piece.contains(char::REPLACEMENT_CHARACTER) || text.contains(char::REPLACEMENT_CHARACTER));
         }
     }
+
+    /// What has been shown after each token is all that is whole by then: no half a character, and nothing later than
+    /// need be.
+    #[test]
+    fn every_character_is_shown_with_its_last_byte(text in "\\PC{0,30}") {
+        let tokenizer = load("bytelevel");
+        let ids = tokenizer.encode(&text, false).unwrap();
+        let mut bytes = Vec::new();
+        let mut shown = String::new();
+        for (id, piece) in ids.iter().zip(increments(&tokenizer, SpecialTokens::Show, &ids)) {
+            bytes.extend_from_slice(tokenizer.token_bytes(*id));
+            shown.push_str(&piece);
+            let whole = match std::str::from_utf8(&bytes) {
+                Ok(whole) => whole,
+                Err(error) => std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap(),
+            };
+            prop_assert_eq!(shown.as_str(), whole);
+        }
+    }
+
+    /// SentencePiece marks blanks and writes what it has no token for in bytes: cut anywhere, both halves make the text.
+    #[test]
+    fn a_text_of_the_other_family_goes_on_after_any_prompt(text in "[ a-zé日]{1,24}", cut in 0.0_f64..1.0) {
+        let tokenizer = load("metaspace");
+        let ids = tokenizer.encode(&text, true).unwrap();
+        let whole = tokenizer.decode(&ids, SpecialTokens::Skip).unwrap();
+        prop_assert_eq!(increments(&tokenizer, SpecialTokens::Skip, &ids).concat(), whole.as_str());
+        let (prompt, rest) = ids.split_at(1 + ((ids.len() - 1) as f64 * cut) as usize);
+        let before = tokenizer.decode(prompt, SpecialTokens::Skip).unwrap();
+        // A prompt that ends within a character has no text of its own to go on from.
+        prop_assume!(!before.contains(char::REPLACEMENT_CHARACTER));
+        let mut decoder = tokenizer.decoder(SpecialTokens::Skip, prompt);
+        let mut after = String::new();
+        for id in rest {
+            decoder.push(*id, &mut after).unwrap();
+            prop_assert!(!after.contains(char::REPLACEMENT_CHARACTER));
+        }
+        decoder.finish(&mut after).unwrap();
+        prop_assert_eq!(before + &after, whole);
+    }
 }

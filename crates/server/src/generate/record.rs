@@ -25,6 +25,8 @@ pub(crate) struct CallRecord {
     choices_asked: u32,
     /// Tokens that each choice may have.
     max_tokens: u32,
+    /// Tokens of all prompts that were not read from the prefix cache.
+    computed: usize,
     /// The last end seen of a choice.
     cause: FinishCause,
     concluded: bool,
@@ -41,6 +43,7 @@ impl CallRecord {
             choices: Vec::new(),
             choices_asked: 0,
             max_tokens: 0,
+            computed: 0,
             cause: FinishCause::Stop,
             concluded: false,
             prompt_counted: false,
@@ -102,9 +105,11 @@ impl CallRecord {
         choice.tokens += delta.token_ids.len();
         if !self.prompt_counted {
             self.prompt_counted = true;
+            self.computed = prompt_tokens;
             calls.prompt_tokens.inc_by(prompt_tokens as u64);
             calls.prompt_length.observe(prompt_tokens as f64);
         }
+        self.computed = self.computed.saturating_sub(delta.cached_tokens as usize);
         calls.generation_tokens.inc_by(delta.token_ids.len() as u64);
         match choice.last.replace(now) {
             None => {
@@ -137,7 +142,7 @@ impl CallRecord {
         calls.end_to_end.observe(self.arrived.elapsed().as_secs_f64());
         self.choices.iter().for_each(|choice| calls.output_length.observe(choice.tokens as f64));
         let longest = self.choices.iter().map(|choice| choice.tokens).max().unwrap_or(0);
-        self.app.metrics.requests.call_ended(self.choices_asked, self.max_tokens, longest);
+        self.app.metrics.requests.call_ended(self.choices_asked, self.max_tokens, longest, self.computed);
     }
 }
 

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use serde_json::{Map, Value, json};
 
+use super::LIVENESS;
 use crate::app::App;
 
 /// The document. Fields that are not listed are refused by name, so that no schema allows others.
@@ -19,6 +20,7 @@ pub(crate) async fn document(State(app): State<App>) -> Json<Value> {
     });
     if app.options.api_key.is_some() {
         document["security"] = json!([{"key": []}]);
+        document["paths"][LIVENESS]["get"]["security"] = json!([]);
     }
     Json(document)
 }

@@ -53,10 +53,11 @@ pub(crate) struct RequestMetrics {
     inference: Histogram,
     per_token: Histogram,
     preemptions: Histogram,
-    /// Of each call: tokens of its longest choice, choices of a prompt, and tokens asked for.
+    /// Of each call: tokens of its longest choice, choices of a prompt, tokens asked for, and prompt tokens computed.
     longest: Histogram,
     choices: Histogram,
     max_tokens: Histogram,
+    computed: Histogram,
     turned_away: Family<Reason, Counter>,
 }
 
@@ -76,6 +77,7 @@ impl RequestMetrics {
             longest: Histogram::new(TOKENS_BUCKETS),
             choices: Histogram::new(CHOICES_BUCKETS),
             max_tokens: Histogram::new(TOKENS_BUCKETS),
+            computed: Histogram::new(TOKENS_BUCKETS),
             turned_away,
         }
     }
@@ -92,6 +94,7 @@ impl RequestMetrics {
             ("request_max_num_generation_tokens", "Tokens of a call's longest choice", &self.longest),
             ("request_params_n", "Choices that calls asked for", &self.choices),
             ("request_params_max_tokens", "Tokens that choices were allowed", &self.max_tokens),
+            ("request_prefill_kv_computed_tokens", "Prompt tokens that were not cached", &self.computed),
         ] {
             registry.register(format!("vllm:{name}"), help, histogram.clone());
         }
@@ -120,7 +123,8 @@ impl RequestMetrics {
     }
 
     /// All choices of a call came to their ends.
-    pub(crate) fn call_ended(&self, choices: u32, max_tokens: u32, longest: usize) {
+    pub(crate) fn call_ended(&self, choices: u32, max_tokens: u32, longest: usize, computed: usize) {
+        self.computed.observe(computed as f64);
         self.choices.observe(f64::from(choices));
         self.max_tokens.observe(f64::from(max_tokens));
         self.longest.observe(longest as f64);

@@ -19,10 +19,6 @@ const DECLINED: &[(&str, &str)] = &[
     ("vllm:mm_cache_queries_total", "models take text only"),
     ("vllm:mm_cache_hits_total", "models take text only"),
     ("vllm:engine_sleep_state", "an engine does not sleep"),
-    (
-        "vllm:request_prefill_kv_computed_tokens",
-        "what is found in the prefix cache is counted per rank, not per request",
-    ),
     ("http_request_size_bytes", "a summary of sizes tells less than the histograms of prompt tokens"),
     ("http_response_size_bytes", "a summary of sizes tells less than the histograms of output tokens"),
     ("http_request_duration_highr_seconds", "the same as http_request_duration_seconds, without routes"),
