@@ -4,6 +4,7 @@
 //! the result equals a decode of the whole sequence. Other vocabularies (SentencePiece style) decode a short window of
 //! tokens, because a token's text depends on its neighbours.
 
+use crate::vocabulary::Vocabulary;
 use crate::{Error, Tokenizer};
 
 /// A run of undecodable tokens longer than this is shown as it is: no character is spread over more.
@@ -49,7 +50,7 @@ impl IncrementalDecoder {
         let state = if tokenizer.vocabulary().is_byte_level() {
             State::Bytes(Vec::new())
         } else {
-            let ids = prompt[prompt.len().saturating_sub(CONTEXT_TOKENS)..].to_vec();
+            let ids = context(tokenizer.vocabulary(), special, prompt);
             State::Window(Window { read: ids.len(), ids })
         };
         Self { tokenizer, special, state }
@@ -88,6 +89,25 @@ impl IncrementalDecoder {
             State::Window(window) => window.flush(&self.tokenizer, out),
         }
     }
+}
+
+/// The end of a prompt that the first token of the output is read with. What is not shown is no context either: after
+/// BOS alone, a text begins without the blank that its first token has. And no context begins within a character: a run
+/// of bytes that is not whole would be unreadable to its end.
+fn context(vocabulary: &Vocabulary, special: SpecialTokens, prompt: &[u32]) -> Vec<u32> {
+    let mut ids = Vec::with_capacity(CONTEXT_TOKENS);
+    for id in prompt.iter().rev() {
+        if special == SpecialTokens::Skip && vocabulary.is_special(*id) {
+            continue;
+        }
+        let goes_on = |id: &u32| matches!(vocabulary.bytes(*id), [0x80..=0xBF]);
+        if ids.len() >= CONTEXT_TOKENS && !ids.last().is_some_and(goes_on) {
+            break;
+        }
+        ids.push(*id);
+    }
+    ids.reverse();
+    ids
 }
 
 impl Window {
