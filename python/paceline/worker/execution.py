@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from paceline._core import PlanRefused, set_kernel_threads, Pulse
+from paceline._core import PlanRefused, Pulse, set_kernel_threads
 from paceline.attention.contracts import Contract
 from paceline.parallel.collectives import PeerLostError
 from paceline.parallel.placement import Placement
