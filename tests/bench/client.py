@@ -58,12 +58,14 @@ class Client:
         model: The name that it serves the model by.
         max_tokens: Output tokens of every request; an end of text is ignored.
         temperature: 0 is greedy; else each request has a seed, the same in every run.
+        ignores_eos: Whether the server can be told to; else a text may end early.
     """
 
     address: str
     model: str
     max_tokens: int
     temperature: float = 0.0
+    ignores_eos: bool = True
 
     async def complete(self, prompt: Prompt, *, stream: bool = True) -> Answer:
         """One completion, over a connection of its own."""
@@ -72,8 +74,9 @@ class Client:
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
-            "ignore_eos": True,
         }
+        if self.ignores_eos:
+            request["ignore_eos"] = True
         if self.temperature > 0:
             request["seed"] = zlib.crc32(json.dumps(request).encode())
         if stream:
@@ -93,7 +96,7 @@ class Client:
                 answer.tokens = whole["usage"]["completion_tokens"]
         finally:
             writer.close()
-        if answer.tokens != self.max_tokens:
+        if self.ignores_eos and answer.tokens != self.max_tokens:
             raise RuntimeError(f"{self.max_tokens} tokens were asked for, {answer.tokens} came")
         return answer
 

@@ -90,7 +90,11 @@ class Theirs:
         sampling = SamplingParams(ignore_eos=True, max_tokens=4_000, temperature=0.0)
         prompt = [self.random.randrange(30_000) for _ in range(PROMPT_LEN)]
         return Request(
-            request_id=f"request-{index}", prompt_token_ids=prompt, sampling_params=sampling, pooling_params=None, block_hasher=hasher
+            request_id=f"request-{index}",
+            prompt_token_ids=prompt,
+            sampling_params=sampling,
+            pooling_params=None,
+            block_hasher=hasher,
         )
 
     def step(self) -> tuple[float, int]:

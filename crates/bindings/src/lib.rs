@@ -37,9 +37,9 @@ mod _core {
         CoreError, InvalidSampling, PlanRefused, PlanUndecodable, StepOutOfOrder, StreamLost, UnusableLogits,
     };
     #[pymodule_export]
-    use crate::pulse::Pulse;
-    #[pymodule_export]
     use crate::kernels::{gate, rms_norm, rotate, set_kernel_threads};
+    #[pymodule_export]
+    use crate::pulse::Pulse;
     #[pymodule_export]
     use crate::sampling::{philox_noise, sample_row};
     #[pymodule_export]

@@ -112,7 +112,8 @@ impl Attention {
         let output_width = shape.head_count * shape.value_size;
         let Self { rows, tiles } = self;
         output[rows.token_count() * output_width..].fill(E::ZERO);
-        let read = rows.work(0..rows.count(), query_len_max) * shape.kv_head_count * (shape.key_size + shape.value_size);
+        let read =
+            rows.work(0..rows.count(), query_len_max) * shape.kv_head_count * (shape.key_size + shape.value_size);
         let parts = crew::parts(rows.count(), read);
         if tiles.len() < parts {
             tiles.resize_with(parts, Tile::default);
@@ -124,7 +125,20 @@ impl Attention {
             let (output, others) = std::mem::take(&mut rest).split_at_mut(tokens * output_width);
             rest = others;
             let rows: &PassRows = rows;
-            let call = Attend { rows, tile, share, first_token, shape, queries, keys, values, scale, window, query_len_max, output };
+            let call = Attend {
+                rows,
+                tile,
+                share,
+                first_token,
+                shape,
+                queries,
+                keys,
+                values,
+                scale,
+                window,
+                query_len_max,
+                output,
+            };
             move || Arch::new().dispatch(call)
         });
         crew::run(tasks);
@@ -215,7 +229,8 @@ impl<E: Element> Attend<'_, E> {
         let output_width = shape.head_count * shape.value_size;
         for token in 0..query_len {
             for index in 0..group {
-                let start = (first_token - self.first_token + token) * output_width + (kv_head * group + index) * shape.value_size;
+                let start = (first_token - self.first_token + token) * output_width
+                    + (kv_head * group + index) * shape.value_size;
                 self.tile.finish(token * group + index, &mut self.output[start..start + shape.value_size]);
             }
         }

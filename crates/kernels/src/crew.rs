@@ -20,7 +20,8 @@ struct Crew {
 /// When threads cannot be started.
 pub fn set_threads(count: usize) -> Result<(), ThreadPoolBuildError> {
     let crew = if count > 1 {
-        let helpers = ThreadPoolBuilder::new().num_threads(count - 1).thread_name(|index| format!("kernels-{index}")).build()?;
+        let helpers =
+            ThreadPoolBuilder::new().num_threads(count - 1).thread_name(|index| format!("kernels-{index}")).build()?;
         Some(Crew { helpers, count })
     } else {
         None

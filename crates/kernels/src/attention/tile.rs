@@ -6,7 +6,7 @@ use crate::Element;
 use crate::exponential::exponential;
 
 /// Keys that are widened at a time: both halves of a tile stay in the nearest cache.
-pub(super) const CHUNK: usize = 64;
+pub(super) const CHUNK: usize = 32;
 /// Rows of a tile are filled up with zeros to whole vectors of every width that there is.
 const ALIGNMENT: usize = 16;
 /// Keys whose scores are added up side by side, and vectors of a sum that are kept in registers.
@@ -78,7 +78,7 @@ impl Tile {
         score(simd, query, keys, seen);
         // Their weights are too small to count, and no value is read for them.
         filling.fill(f32::NEG_INFINITY);
-        let maximum = largest(scores, self.maxima[index]);
+        let maximum = largest(simd, scores, self.maxima[index]);
         let correction = exponential(self.maxima[index] - maximum);
         let mut parts = [0.0_f32; ALIGNMENT];
         for group in scores.chunks_exact_mut(ALIGNMENT) {
@@ -88,7 +88,7 @@ impl Tile {
             }
         }
         self.maxima[index] = maximum;
-        self.weights[index] = self.weights[index] * correction + parts.iter().sum::<f32>();
+        self.weights[index] = self.weights[index] * correction + total(simd, &parts);
         let sum = &mut self.sums[index * self.value_width..][..self.value_width];
         let values = &self.values[from * self.value_width..to * self.value_width];
         accumulate(simd, sum, correction, &self.scores[..to - from], values);
@@ -104,16 +104,26 @@ impl Tile {
     }
 }
 
-/// The largest of `scores`, whole groups of them, and `least`. NaN is passed over: its weight will be NaN all the same.
+/// The largest of `scores`, whole vectors of them, and `least`. NaN may be passed over: its weight is NaN all the same.
 #[inline(always)]
-fn largest(scores: &[f32], least: f32) -> f32 {
-    let mut maxima = [least; ALIGNMENT];
-    for group in scores.chunks_exact(ALIGNMENT) {
-        for (maximum, &score) in maxima.iter_mut().zip(group) {
-            *maximum = if score > *maximum { score } else { *maximum };
-        }
+fn largest<S: Simd>(simd: S, scores: &[f32], least: f32) -> f32 {
+    let scores = S::as_simd_f32s(scores).0;
+    let mut maximum = simd.splat_f32s(least);
+    for &score in scores {
+        maximum = simd.max_f32s(maximum, score);
     }
-    maxima.into_iter().fold(least, |largest, maximum| if maximum > largest { maximum } else { largest })
+    simd.reduce_max_f32s(maximum)
+}
+
+/// The sum of whole vectors.
+#[inline(always)]
+fn total<S: Simd>(simd: S, parts: &[f32]) -> f32 {
+    let parts = S::as_simd_f32s(parts).0;
+    let mut sum = simd.splat_f32s(0.0);
+    for &part in parts {
+        sum = simd.add_f32s(sum, part);
+    }
+    simd.reduce_sum_f32s(sum)
 }
 
 /// Copies the first `size` columns of rows `stride` apart into rows `width` apart, as fp32.

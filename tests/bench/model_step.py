@@ -1,0 +1,165 @@
+"""Where the time of a step goes inside the model, and how near it is to its matrix products alone.
+
+`PYTHONPATH=tests python -m bench.model_step` with `paceline` installed in that Python. The floor is the model's own products,
+run one after another with nothing between them; both are the least of many tries, taken in turns.
+"""
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.report import heading, print_table
+from paceline import _core
+from paceline.attention.cpu import CpuAttention
+from paceline.attention.interface import AttentionBatch
+from paceline.attention.kv_cache import KvCache
+from paceline.layers import mlp
+from paceline.layers.linear import Linear
+from paceline.layers.norm import RmsNorm
+from paceline.layers.rotary import Rotation
+from paceline.models.config import load_model_config
+from paceline.models.kv_layout import kv_layout
+from paceline.models.registry import build_model
+from paceline.parallel.context import Parallel
+from paceline.weights.loader import WeightReader
+from support.demo import demo_folder
+
+BLOCK_SIZE = 16
+KINDS = ("products", "attention", "norms", "rotation", "activation")
+
+spent: dict[str, float] = defaultdict(float)
+
+
+def timed(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, its time booked under `kind`."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return function(*arguments, **options)
+        finally:
+            spent[kind] += time.perf_counter() - start
+
+    return call
+
+
+class Bench:
+    """A model, a cache and batches of rows that are all alike."""
+
+    def __init__(self, folder: Path, block_count: int) -> None:
+        self.config = load_model_config(folder)
+        parallel = Parallel.single(self.config.expert_count)
+        with WeightReader(folder, dtype=torch.bfloat16) as weights:
+            self.model = build_model(self.config, weights, 8192, parallel, 0)
+        cache = KvCache(
+            kv_layout(self.config, parallel.tp, 0), block_count=block_count, block_size=BLOCK_SIZE, dtype=torch.bfloat16
+        )
+        self.backend = CpuAttention(cache)
+
+    def prepare(self, rows: int, query_len: int, kv_len: int) -> None:
+        """Take `rows` rows, each in blocks of its own."""
+        blocks = -(-kv_len // BLOCK_SIZE)
+        table = (1 + torch.arange(rows * blocks, dtype=torch.int32)).view(rows, blocks)
+        positions = torch.arange(kv_len - query_len, kv_len)
+        slots = table.long()[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        self.batch = AttentionBatch(
+            rows=rows,
+            tokens=rows * query_len,
+            uniform_query_len=query_len,
+            query_start_loc=torch.arange(rows + 1, dtype=torch.int32) * query_len,
+            kv_lens=torch.full((rows,), kv_len, dtype=torch.int32),
+            block_table=table,
+            slots=slots.flatten(),
+        )
+        self.positions = positions.repeat(rows)
+        self.input_ids = 1000 + torch.arange(rows * query_len) % 1000
+        self.last_of_row = torch.arange(1, rows + 1) * query_len - 1
+
+    def step(self) -> None:
+        """One pass and the logits of each row's last token."""
+        self.backend.prepare(self.batch)
+        hidden = self.model.hidden_states(self.input_ids, self.positions, self.backend)
+        self.model.logits(hidden.index_select(0, self.last_of_row))
+
+    def inputs_of_products(self) -> list[tuple[Linear, torch.Tensor]]:
+        """Every product of a step with what it was given."""
+        seen: list[tuple[Linear, torch.Tensor]] = []
+        plain = Linear.__call__
+
+        def record(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+            seen.append((linear, x))
+            return plain(linear, x)
+
+        Linear.__call__ = record  # type: ignore[method-assign,assignment]
+        try:
+            self.step()
+        finally:
+            Linear.__call__ = plain  # type: ignore[method-assign]
+        return seen
+
+
+def measure(bench: Bench, shapes: list[tuple[int, int, int]], tries: int) -> Iterator[list[object]]:
+    """A row for each shape `(rows, query length, keys)`."""
+    for rows, query_len, kv_len in shapes:
+        bench.prepare(rows, query_len, kv_len)
+        products = bench.inputs_of_products()
+        floor_s, step_s, parts = float("inf"), float("inf"), dict[str, float]()
+        for _ in range(tries):
+            start = time.perf_counter()
+            with torch.inference_mode():
+                for linear, x in products:
+                    linear(x)
+            floor_s = min(floor_s, time.perf_counter() - start)
+            spent.clear()
+            start = time.perf_counter()
+            bench.step()
+            took_s = time.perf_counter() - start
+            if took_s < step_s:
+                step_s, parts = took_s, dict(spent)
+        rest_s = step_s - sum(parts.values())
+        cells = [f"{parts.get(kind, 0.0) * 1e3:.1f}" for kind in KINDS]
+        yield [
+            f"{rows} x {query_len}",
+            kv_len,
+            f"{step_s * 1e3:.1f}",
+            f"{floor_s * 1e3:.1f}",
+            f"{100 * floor_s / step_s:.0f}%",
+            *cells,
+            f"{rest_s * 1e3:.1f}",
+        ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="Hugging Face folder (default: the demo's)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads that compute (default: 1 2)")
+    parser.add_argument("--tries", type=int, default=20, help="tries of each step (default: 20)")
+    options = parser.parse_args()
+    model = options.model or demo_folder()
+    shapes = [(1, 1, 160), (8, 1, 160), (32, 1, 160), (8, 4, 160), (1, 128, 128), (8, 128, 128)]
+    bench = Bench(model, 1 + 32 * 10)
+    for owner, name, kind in (
+        (Linear, "__call__", "products"),
+        (CpuAttention, "attend", "attention"),
+        (RmsNorm, "after", "norms"),
+        (Rotation, "apply", "rotation"),
+        (mlp, "activated", "activation"),
+    ):
+        setattr(owner, name, timed(kind, getattr(owner, name)))
+    print(heading())
+    print(f"{model.name}, bfloat16, milliseconds, least of {options.tries} tries.\n")
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        _core.set_kernel_threads(threads)
+        print(f"\n{threads} threads:\n")
+        header = ["rows x tokens", "keys", "step", "products alone", "share", *KINDS, "rest"]
+        print_table(header, measure(bench, shapes, options.tries))
+
+
+if __name__ == "__main__":
+    main()
