@@ -15,6 +15,8 @@ FACTORS: dict[str, tuple[object, ...]] = {
     "k": (0, 1, 2, 3),
     "load": ("one at a time", "busy", "preempting"),
     "chunk": (8, 256),
+    "depth": (0, 1),
+    "prefix": ("cold", "cached"),
 }
 
 # Requests at once, by load. One at a time leaves every other rank idle.
@@ -35,11 +37,13 @@ class Configuration:
     k: int
     load: str
     chunk: int
+    depth: int = 0
+    prefix: str = "cold"
 
     @property
     def name(self) -> str:
         """Short words for test ids and tables."""
-        return f"dp{self.dp} tp{self.tp} ep {self.exchange} k{self.k} chunk{self.chunk} {self.load}"
+        return f"dp{self.dp} tp{self.tp} ep {self.exchange} k{self.k} chunk{self.chunk} depth{self.depth} {self.prefix} {self.load}"
 
     @property
     def concurrency(self) -> int:
@@ -50,7 +54,8 @@ class Configuration:
         """What follows `paceline serve --demo moe`."""
         arguments = ["--dtype", "float32", "-dp", str(self.dp), "-tp", str(self.tp)]
         arguments += ["--max-model-len", str(MODEL_LEN), "--block-size", str(BLOCK_SIZE)]
-        arguments += ["--max-num-batched-tokens", str(self.chunk)]
+        arguments += ["--max-num-batched-tokens", str(self.chunk), "--scheduling-depth", str(self.depth)]
+        arguments += [f"--enable-prefix-caching={'true' if self.prefix == 'cached' else 'false'}"]
         if self.exchange == "off":
             arguments += ["--enable-expert-parallel=false"]
         else:
@@ -64,29 +69,30 @@ class Configuration:
 
 AG, A2A = "allgather_reducescatter", "all_to_all"
 CONFIGURATIONS = [
-    Configuration(1, "off", 1, 0, "one at a time", 256),
-    Configuration(2, AG, 1, 1, "busy", 256),
-    Configuration(2, A2A, 2, 3, "busy", 8),
-    Configuration(4, AG, 1, 2, "preempting", 256),
-    Configuration(2, "off", 2, 1, "preempting", 8),
-    Configuration(2, "off", 1, 0, "preempting", 256),
-    Configuration(1, AG, 1, 1, "one at a time", 8),
-    Configuration(4, "off", 2, 3, "one at a time", 8),
-    Configuration(1, A2A, 2, 2, "preempting", 256),
-    Configuration(2, A2A, 2, 0, "one at a time", 256),
-    Configuration(4, AG, 1, 0, "busy", 256),
-    Configuration(4, A2A, 2, 1, "preempting", 8),
-    Configuration(2, AG, 2, 3, "preempting", 256),
-    Configuration(4, "off", 1, 2, "busy", 8),
-    Configuration(1, A2A, 1, 3, "one at a time", 256),
-    Configuration(1, "off", 2, 0, "busy", 8),
-    Configuration(2, "off", 1, 1, "one at a time", 256),
-    Configuration(2, AG, 2, 2, "one at a time", 256),
-    Configuration(4, A2A, 1, 3, "busy", 256),
-    Configuration(1, AG, 2, 0, "preempting", 8),
+    Configuration(1, "off", 1, 0, "one at a time", 256, 0, "cold"),
+    Configuration(2, AG, 1, 1, "busy", 256, 1, "cold"),
+    Configuration(2, A2A, 2, 3, "busy", 8, 0, "cached"),
+    Configuration(4, AG, 1, 2, "preempting", 256, 1, "cached"),
+    Configuration(2, "off", 2, 1, "preempting", 8, 1, "cold"),
+    Configuration(2, "off", 1, 0, "preempting", 256, 1, "cached"),
+    Configuration(1, AG, 1, 1, "one at a time", 8, 1, "cached"),
+    Configuration(4, "off", 2, 3, "one at a time", 8, 1, "cold"),
+    Configuration(1, A2A, 2, 2, "preempting", 256, 1, "cached"),
+    Configuration(2, A2A, 2, 0, "one at a time", 256, 1, "cached"),
+    Configuration(4, AG, 1, 0, "busy", 256, 0, "cached"),
+    Configuration(4, A2A, 2, 1, "preempting", 8, 0, "cold"),
+    Configuration(2, AG, 2, 3, "preempting", 256, 1, "cold"),
+    Configuration(4, "off", 1, 2, "busy", 8, 0, "cold"),
+    Configuration(1, A2A, 1, 3, "one at a time", 256, 0, "cached"),
+    Configuration(1, "off", 2, 0, "busy", 8, 1, "cold"),
+    Configuration(2, "off", 1, 1, "one at a time", 256, 0, "cached"),
+    Configuration(2, AG, 2, 2, "one at a time", 256, 1, "cached"),
+    Configuration(4, A2A, 1, 3, "busy", 256, 0, "cold"),
+    Configuration(1, AG, 2, 0, "preempting", 8, 0, "cached"),
 ]
 
-# The five that every test run starts: the plainest first, then each exchange, two workers a rank, four ranks.
+# The five that every test run starts: the plainest first, then each exchange, two workers a rank, four ranks, one step
+# ahead and prefixes from the cache.
 IN_EVERY_RUN = CONFIGURATIONS[:5]
 
 
