@@ -2,6 +2,7 @@
 
 mod accounting;
 mod ahead;
+mod ahead_worlds;
 mod arrays;
 mod balance;
 mod blocks;
