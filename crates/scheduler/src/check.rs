@@ -65,7 +65,8 @@ fn recount_seats(rank: &Rank, requests: &Requests, limits: &WorkerLimits) {
         assert_eq!(request.place, Place::Running { dp_rank: rank.dp_rank, seat: *seat }, "{}", name(*seat));
         assert_eq!(rank.table(*seat).len(), seated.blocks as usize, "{}: blocks", name(*seat));
         let known = (seated.known, seated.end, rank.standing(*seat));
-        let expected = (request.known(), request.longest_computed() + 1, request.standing());
+        let recent = rank.recent[seat.index()].count();
+        let expected = (request.known() + recent, request.longest_computed() + 1, request.standing());
         assert_eq!(known, expected, "{}: known tokens, end and standing", name(*seat));
     }
     let taken = rank.seated.iter().filter(|seated| seated.is_taken()).count();

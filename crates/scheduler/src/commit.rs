@@ -4,7 +4,8 @@ use paceline_plan::{DpRank, Epoch, Logprobs, RowReply, Seat, StepId, StepReply, 
 
 use crate::emit::SentRow;
 use crate::rank::Rank;
-use crate::request::Request;
+use crate::recent::Recent;
+use crate::request::{Request, Requests};
 use crate::seated::Seated;
 use crate::{CacheSecret, Config, Drafter, Error, RequestId, Scheduler, spare};
 
@@ -104,30 +105,27 @@ impl Scheduler {
             rank.answered_for(sent.seat, sent.generation);
             return;
         }
-        let request = &mut self.requests[sent.slot];
-        let seated = rank.on_mut(sent.seat);
-        let verified = seated.take_answer(sent, &reply);
+        let verified = rank.on_mut(sent.seat).take_answer(sent, &reply);
+        rank.counters.drafts.count(verified, reply.accepted);
         let prompt_logprobs = match sent.reported_end {
-            Some(end) => take_prompt_logprobs(request, end, &mut reply),
+            Some(end) => take_prompt_logprobs(&mut self.requests[sent.slot], end, &mut reply),
             None => Logprobs::NONE,
         };
         let (mut finished, reports) = (None, !prompt_logprobs.is_empty());
         if sent.samples {
-            finished = take_tokens(request, seated.end, &mut reply);
-            seated.known += reply.emitted.len() as u32;
+            finished = take_tokens(rank, sent, &mut self.requests, &mut reply);
             rank.counters.emitted_tokens += reply.emitted.len() as u64;
         }
-        rank.counters.drafts.count(verified, reply.accepted);
         if sent.samples || reports {
-            let cached_tokens = request.cached_tokens.unwrap_or(0);
+            let Recent { id, cached_tokens, .. } = rank.recent[sent.seat.index()];
             let RowReply { emitted: tokens, logprobs, .. } = reply;
-            outputs.push(Output { id: request.id, cached_tokens, prompt_logprobs, tokens, logprobs, finished });
+            outputs.push(Output { id, cached_tokens, prompt_logprobs, tokens, logprobs, finished });
         }
         if let Some(secret) = self.config.prefix_cache {
             let seated = rank.on(sent.seat);
             let next = (seated.published + 1) * self.config.limits.block_size;
             if seated.computed.min(seated.known) >= next {
-                publish(&self.config, secret, rank, sent.seat, request);
+                publish(&self.config, secret, rank, sent.seat, &mut self.requests[sent.slot]);
             }
         }
         if finished.is_some() {
@@ -149,6 +147,7 @@ fn publish(config: &Config, secret: CacheSecret, rank: &mut Rank, seat: Seat, re
     let block_size = config.limits.block_size;
     let Seated { computed, known, published, .. } = *rank.on(seat);
     let full = computed.min(known) / block_size;
+    rank.recent[seat.index()].settle(request);
     request.chain.extend(secret, &request.tokens[..(full * block_size) as usize], block_size);
     let keys = request.chain.keys();
     let Rank { blocks, tables, .. } = rank;
@@ -181,12 +180,15 @@ fn take_prompt_logprobs(request: &mut Request, end: u32, reply: &mut RowReply) -
 
 /// Rule 10: gives a request the emitted tokens, cut at the first stop token or at the limit.
 #[inline]
-fn take_tokens(request: &mut Request, end: u32, reply: &mut RowReply) -> Option<Finish> {
+fn take_tokens(rank: &mut Rank, sent: &SentRow, requests: &mut Requests, reply: &mut RowReply) -> Option<Finish> {
+    let index = sent.seat.index();
+    let (seated, recent) = (&mut rank.seated[index], &mut rank.recent[index]);
     for (index, token) in reply.emitted.iter().copied().enumerate() {
-        request.tokens.push(token);
-        let finished = if request.stop_token_ids.binary_search(&token).is_ok() {
+        recent.push(token, || &mut requests[sent.slot]);
+        seated.known += 1;
+        let finished = if recent.stops_at(token, || &mut requests[sent.slot]) {
             Finish::Stop(token)
-        } else if request.known() == end {
+        } else if seated.known == seated.end {
             Finish::Length
         } else {
             continue;

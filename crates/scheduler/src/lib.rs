@@ -27,6 +27,7 @@ mod planner;
 mod policies;
 mod queue;
 mod rank;
+mod recent;
 mod request;
 mod runs;
 mod scheduler;

@@ -5,7 +5,7 @@ use paceline_plan::{Seat, WorkerLimits};
 
 use crate::Config;
 use crate::rank::Rank;
-use crate::request::{Request, Requests, Slot};
+use crate::request::{Place, Request, Requests, Slot};
 use crate::seated::Load;
 use crate::select::Selection;
 
@@ -131,7 +131,14 @@ impl Placement<'_> {
     fn waits_for_prompt(&self, request: &Request) -> bool {
         let first = request.shares_prompt_with.filter(|_| self.config.prefix_cache.is_some());
         let first = first.and_then(|id| self.requests.find(id)).map(|slot| &self.requests[slot]);
-        first.is_some_and(|first| first.known() == first.prompt_len)
+        first.is_some_and(|first| self.known(first) == first.prompt_len)
+    }
+
+    fn known(&self, request: &Request) -> u32 {
+        match request.place {
+            Place::Running { dp_rank, seat } => self.ranks[dp_rank.index()].on(seat).known,
+            Place::Waiting { .. } | Place::Void => request.known(),
+        }
     }
 
     /// The rank with the least to do before it has done this too, among those that can start it now.

@@ -7,6 +7,7 @@ use paceline_plan::{DpRank, Release, Seat, SeatGeneration, WorkerLimits};
 use crate::blocks::BlockPool;
 use crate::keys::BlockKey;
 use crate::queue::Queue;
+use crate::recent::Recent;
 use crate::request::{Place, Request, Requests, Slot, Standing};
 use crate::seated::{Load, Seated};
 use crate::seats::SeatPool;
@@ -35,6 +36,8 @@ pub(crate) struct Rank {
     pub(crate) blocks: BlockPool,
     /// By seat: the numbers of who sits there.
     pub(crate) seated: Vec<Seated>,
+    /// By seat: what answers need, and the tokens that the request does not have yet.
+    pub(crate) recent: Vec<Recent>,
     /// By seat: KV blocks, in order.
     pub(crate) tables: Vec<Vec<u32>>,
     /// By seat: who goes first.
@@ -70,6 +73,7 @@ impl Rank {
             seats: SeatPool::new(limits.seats),
             blocks: BlockPool::new(limits.num_blocks, config.prefix_cache.is_some()),
             seated: vec![Seated::NOBODY; seats],
+            recent: vec![Recent::NOTHING; seats],
             tables: vec![Vec::new(); seats],
             standings: vec![Standing::default(); seats],
             running: Vec::with_capacity(seats),
@@ -117,6 +121,7 @@ impl Rank {
         *self.on_mut(seat) =
             Seated { slot, generation, prompt_end: known, known, end, last_run: tick, ..Seated::NOBODY };
         self.standings[seat.index()] = request.standing();
+        self.recent[seat.index()] = Recent::of(request);
         let room = (end - known).min(ROOM_TOKENS);
         request.tokens.reserve(room as usize);
         let blocks = limits.blocks_for((known + room).min(end)) as usize;
@@ -134,6 +139,7 @@ impl Rank {
     /// no step in flight runs the request (rule 11).
     pub(crate) fn unseat(&mut self, seat: Seat, request: &mut Request) {
         request.place = Place::Void;
+        self.recent[seat.index()].settle(request);
         let Seated { slot, generation, in_flight, blocks_told, .. } =
             std::mem::replace(self.on_mut(seat), Seated::NOBODY);
         assert!(slot != Slot::NONE, "only a running request leaves a seat");

@@ -71,7 +71,7 @@ pub(crate) type Standing = (i32, u64);
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) id: RequestId,
-    /// Known tokens: prompt, then output.
+    /// Known tokens: prompt, then output; while it runs, without the newest ones, which its rank has.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt_len: u32,
     pub(crate) max_new_tokens: u32,
@@ -99,7 +99,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// n: known tokens.
+    /// n: known tokens, of a request that does not run.
     pub(crate) fn known(&self) -> u32 {
         self.tokens.len() as u32
     }

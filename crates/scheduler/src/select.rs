@@ -359,6 +359,7 @@ impl Selector<'_> {
         counters.prefix_hit_blocks += u64::from(blocks);
         counters.prefix_hit_tokens += u64::from(tokens);
         request.cached_tokens = request.cached_tokens.or(Some(tokens));
+        self.rank.recent[seat.index()].cached_tokens = request.cached_tokens.unwrap_or(0);
         self.rank.share_blocks(seat, &request.chain.keys()[..blocks as usize], tokens);
         tokens
     }
