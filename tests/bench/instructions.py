@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.report import ROOT, heading, print_table
 
-STEPS = 64
+STEPS = 32
 SHARE_MOST = 0.25
 """What all checks together may cost beside plan and encode."""
 
@@ -28,7 +28,7 @@ COST = re.compile(r"^[+\-*\d]\S*(?: (\d+))?$")
 
 @dataclass(frozen=True)
 class Load:
-    """A steady load of so many decode rows on every rank, and one long prompt besides when it is mixed."""
+    """A steady load of so many decode rows on every rank, and one long prompt besides when it is mixed; with the prefix cache."""
 
     ranks: int
     rows: int
@@ -36,9 +36,12 @@ class Load:
     kind: str = "decode"
 
 
+SIZES = [(1, 1), (1, 32), (1, 256), (8, 1), (8, 32), (8, 256), (64, 1), (64, 32)]
+
 LOADS = [
-    *(Load(ranks, rows, k) for ranks, rows in [(8, 256), (8, 64), (2, 8)] for k in (0, 1, 3)),
-    *(Load(ranks, rows, k, "mixed") for ranks, rows in [(8, 64), (2, 8)] for k in (0, 3)),
+    *(Load(ranks, rows, k) for ranks, rows in SIZES for k in (0, 1, 3)),
+    *(Load(8, 256, k, "decode-nocache") for k in (0, 1, 3)),
+    *(Load(ranks, rows, k, kind) for ranks, rows in [(1, 32), (8, 32)] for k in (0, 3) for kind in ("mixed", "mixed-nocache")),
 ]
 
 
@@ -89,6 +92,8 @@ def count(program: Path, load: Load) -> dict[str, float]:
     parts = {name.removeprefix("instructions::part_"): cost for name, cost in costs.items() if "::part_" in name}
     decode = [cost for (caller, callee), cost in calls.items() if caller.startswith(SEATS) and callee.startswith(FROM_BYTES)]
     assert decode, "the compiler has inlined the worker's decoder: its cost cannot be told from that of the checks"
+    # Giving a plan's memory back is a part of making the next one.
+    parts["plan"] += parts.pop("recycle")
     parts["begin_beyond_decode"] = parts["begin"] - sum(decode)
     return {name: cost / STEPS for name, cost in parts.items()}
 

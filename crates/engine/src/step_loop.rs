@@ -328,6 +328,7 @@ impl StepLoop {
             }
             self.running.insert((group, step), running);
             self.send_parts(&dispatch, encoded);
+            self.parts.fleet.recycle(dispatch);
         }
     }
 

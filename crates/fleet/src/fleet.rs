@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use paceline_plan::{DpRank, Epoch, GroupId, WorkerLimits};
-use paceline_scheduler::{RequestId, Scheduler};
+use paceline_scheduler::{Output, RequestId, Scheduler};
 
 use crate::Error;
 use crate::config::Config;
@@ -22,6 +22,8 @@ pub struct Fleet {
     pub(crate) groups: Vec<Group>,
     pub(crate) reference: Reference,
     pub(crate) scheduler: Option<Scheduler>,
+    /// What a reply gave; empty, its memory is used again.
+    pub(crate) outputs: Vec<Output>,
     pub(crate) limits: Option<WorkerLimits>,
     /// Every request that was taken and has not ended, with the rank that it is pinned to.
     pub(crate) live: BTreeMap<RequestId, Option<DpRank>>,
@@ -51,6 +53,7 @@ impl Fleet {
             groups,
             reference: Reference::default(),
             scheduler: None,
+            outputs: Vec::new(),
             limits: None,
             live: BTreeMap::new(),
             counters: Counters::default(),

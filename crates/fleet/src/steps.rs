@@ -69,6 +69,13 @@ impl Fleet {
         None
     }
 
+    /// A plan was sent: its memory is used for a later one. Nobody needs to.
+    pub fn recycle(&mut self, dispatch: Dispatch) {
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.recycle(dispatch.plan);
+        }
+    }
+
     /// A plan is on its way.
     pub fn sent(&mut self, dispatch: &Dispatch, encoded: &Encoded) {
         let plan = dispatch.plan.group();
@@ -116,9 +123,10 @@ impl Fleet {
 
     fn commit(&mut self, place: Place, epoch: Epoch, step: StepId, reply: StepReply) -> Result<Vec<Output>, False> {
         let scheduler = self.scheduler.as_mut().expect("invariant: a step in flight has a scheduler");
-        let result = scheduler.commit(place.dp_rank, epoch, step, reply);
+        let mut outputs = std::mem::take(&mut self.outputs);
+        let result = scheduler.commit_into(place.dp_rank, epoch, step, reply, &mut outputs);
         let place = Place::new(place.dp_rank, 0);
-        result.map_err(|error| False::new(place, "reply", "an answer to the plan", error))
+        result.map(|()| outputs).map_err(|error| False::new(place, "reply", "an answer to the plan", error))
     }
 
     /// Notes the answer of a worker. The reply of its rank once all of the rank's workers have said the same.
@@ -167,8 +175,8 @@ impl Fleet {
         }
     }
 
-    fn deliver(&mut self, outputs: Vec<Output>) {
-        for output in outputs {
+    fn deliver(&mut self, mut outputs: Vec<Output>) {
+        for output in outputs.drain(..) {
             let Output { id, cached_tokens, prompt_logprobs, tokens, logprobs, finished } = output;
             if !prompt_logprobs.is_empty() {
                 self.actions.push(Action::PromptLogprobs { request: id, logprobs: prompt_logprobs.into_vec() });
@@ -182,6 +190,10 @@ impl Fleet {
                 self.live.remove(&id);
             }
             self.actions.push(Action::Tokens { request: id, cached_tokens, tokens, logprobs, finish: finished });
+        }
+        // A reply without outputs brings no memory.
+        if outputs.capacity() > self.outputs.capacity() {
+            self.outputs = outputs;
         }
     }
 

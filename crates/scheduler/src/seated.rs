@@ -83,9 +83,8 @@ impl Seated {
     /// Whether its next row is a decode row, gives a token for sure, and starts within the blocks that it holds.
     #[inline]
     pub(crate) fn decodes_within(&self, limits: &WorkerLimits) -> bool {
-        let known_least = self.known + u32::from(self.giving);
         // An empty seat holds no block.
-        self.start_max >= self.prompt_end && known_least < self.end && self.start_max < self.blocks * limits.block_size
+        !self.is_prompt() && !self.ends_in_flight() && self.start_max < self.blocks * limits.block_size
     }
 
     /// `n_max`: known tokens if all in flight is accepted.

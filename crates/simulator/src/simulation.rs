@@ -202,6 +202,7 @@ impl<'a> Simulation<'a> {
             let busy_until_us = self.busy_until_us.entry(plan.group().group()).or_default();
             *busy_until_us = (self.clock_us + self.options.costs.host_us).max(*busy_until_us) + step_us;
             self.events.push(Reverse((*busy_until_us, Event::Done(place))));
+            self.fleet.recycle(dispatch);
         }
     }
 
