@@ -1,8 +1,9 @@
 """A step of this scheduler beside a step of vLLM's, in the same run: one rank, steady decode, nothing behind them.
 
-`PYTHONPATH=tests python -m bench.vllm_scheduler --vllm-python VENV/bin/python --model FOLDER` needs cargo. FOLDER holds a model's
-`config.json` and tokenizer; no weights are read. vLLM's part is `schedule()` and `update_from_output()`, ours plan, encode and commit:
-vLLM's pickle of the plan for the workers is not counted. Rounds of both alternate, so that a busy machine is busy for both.
+`PYTHONPATH=tests python -m bench.vllm_scheduler --vllm-python VENV/bin/python --model FOLDER` needs cargo. FOLDER holds a
+model's `config.json` and tokenizer; no weights are read. vLLM's part is `schedule()` and `update_from_output()`, ours plan, encode
+and commit: vLLM's pickle of the plan for the workers is not counted. Rounds of both alternate, so that a busy machine is busy for
+both.
 """
 
 import argparse
@@ -132,23 +133,28 @@ class Theirs:
         return statistics.median(microseconds for microseconds, _ in times)
 
 
-def inside(model: str, case: Case) -> None:
-    """What runs in vLLM's own Python: prints the median."""
-    print(json.dumps(Theirs(case, model).median_us()))
+def inside(model: str) -> None:
+    """What runs in vLLM's own Python: prints the median of every case."""
+    for case in CASES:
+        print(json.dumps(Theirs(case, model).median_us()), flush=True)
 
 
-def theirs(python: str, model: str, case: Case) -> float:
-    command = [python, __file__, "--inside", str(case.rows), str(case.k), str(int(case.cache)), "--model", model]
+def theirs(python: str, model: str) -> list[float]:
+    """Medians of all cases, one process: starting vLLM takes longer than all of them."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [python, __file__, "--inside", "--model", model]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    lines = [line for line in done.stdout.splitlines() if line.replace(".", "", 1).isdigit()]
+    return [float(line) for line in lines]
 
 
-def ours(program: Path, case: Case) -> float:
-    cache = "on" if case.cache else "off"
-    command = [str(program), "--case", "1", str(case.rows), str(case.k), "decode", cache]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.split()[-1])
+def ours(program: Path) -> list[float]:
+    def median_us(case: Case) -> float:
+        command = [str(program), "--case", "1", str(case.rows), str(case.k), "decode", "on" if case.cache else "off"]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        return float(done.stdout.split()[-1])
+
+    return [median_us(case) for case in CASES]
 
 
 def build(root: Path) -> Path:
@@ -160,10 +166,10 @@ def build(root: Path) -> Path:
 
 
 def version(python: str) -> str | None:
-    """vLLM's version, or nothing when that Python has none."""
+    """The version of vLLM, or nothing when that Python has none."""
     script = "import vllm; print(vllm.__version__)"
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run([python, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run([python, "-c", script], check=False, capture_output=True, text=True, env=environment)
     return done.stdout.split()[-1] if done.returncode == 0 else None
 
 
@@ -180,15 +186,14 @@ def compare(options: argparse.Namespace) -> None:
     program = build(ROOT)
     print(heading())
     print(f"vLLM {found}; {options.rounds} rounds of each, microseconds of a step: median of the rounds' medians [least-most].\n")
+    rounds = [(theirs(options.vllm_python, options.model), ours(program)) for _ in range(options.rounds)]
     rows = []
-    for case in CASES:
-        pairs = [(theirs(options.vllm_python, options.model, case), ours(program, case)) for _ in range(options.rounds)]
-        their_us, our_us = ([pair[index] for pair in pairs] for index in (0, 1))
+    for index, case in enumerate(CASES):
+        their_us, our_us = ([pair[side][index] for pair in rounds] for side in (0, 1))
         ratio = statistics.median(their_us) / statistics.median(our_us)
         cells = [str(case.rows), str(case.k), "on" if case.cache else "off", spread(their_us), spread(our_us)]
         per_row = [f"{statistics.median(times) / case.rows:.3f}" for times in (their_us, our_us)]
         rows.append([*cells, *per_row, f"{ratio:.0f}x" + ("" if ratio >= ASKED_FOR else " (below 100x)")])
-        print(" ".join(rows[-1]), file=sys.stderr, flush=True)
     print_table(["rows", "k", "cache", "vLLM", "Paceline", "vLLM, us per row", "Paceline, us per row", "ratio"], rows)
 
 
@@ -196,12 +201,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vllm-python", default=sys.executable, help="a Python with vllm (default: this one)")
     parser.add_argument("--model", required=True, help="a folder with config.json and a tokenizer")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--inside", nargs=3, type=int, metavar=("ROWS", "K", "CACHE"), help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each (default: 3)")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        rows, k, cache = options.inside
-        inside(options.model, Case(rows, k, bool(cache)))
+        inside(options.model)
     else:
         compare(options)
 
