@@ -1,7 +1,8 @@
 """The mixture-of-experts demo by number of drafts: output tokens per second, acceptance by position, tokens per step.
 
 `PYTHONPATH=tests python -m bench.moe` with `paceline` and its `test` extra installed in that Python. Held-out questions,
-greedy and at temperature 0.8, on ranks coupled by the expert exchange.
+greedy and at temperature 0.8, on ranks coupled by the expert exchange. With two ranks, one call keeps one of them busy and
+two keep both: the step, which is the time between two chunks of a text, should take as long.
 """
 
 import argparse
@@ -83,6 +84,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[list[object]]
                         accepted = after["paceline_accepted_tokens_total"] - before["paceline_accepted_tokens_total"]
                         # A request's first token comes from its prompt row, each other one from a draft or one a row.
                         decoded = sum(answer.tokens - 1 for answer in load.answers)
+                        gap_ms = percentile([gap for answer in load.answers for gap in answer.gaps_s], 50) * 1e3
                         ttft_ms = percentile([answer.ttft_s for answer in load.answers], 50) * 1e3
                         yield [
                             dp,
@@ -91,6 +93,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[list[object]]
                             concurrency,
                             f"{load.tokens_per_s:.1f}",
                             f"{ttft_ms:.1f}",
+                            f"{gap_ms:.1f}",
                             f"{decoded / steps:.2f}",
                             f"{decoded / (decoded - accepted):.2f}",
                             acceptance(before, after, k),
@@ -107,6 +110,7 @@ HEADER = [
     "concurrency",
     "output tok/s",
     "TTFT ms, median",
+    "step ms, median",
     "tokens per step",
     "tokens per decode row",
     "accepted by position",
@@ -119,7 +123,7 @@ def main() -> None:
     parser.add_argument("--dp", type=int, nargs="+", default=[1, 2], help="data-parallel ranks (default: 1 2)")
     parser.add_argument("--k", type=int, nargs="+", default=[0, 1, 2, 3], help="drafts (default: 0 1 2 3)")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8], help="(default: 0 0.8)")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8], help="calls at once (default: 1 8)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 8], help="calls at once (default: 1 2 8)")
     parser.add_argument("--requests", type=int, default=50, help="requests of each row (default: 50)")
     parser.add_argument("serve", nargs="*", help="more arguments of `paceline serve`, after --")
     options = parser.parse_args()

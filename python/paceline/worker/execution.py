@@ -35,6 +35,7 @@ from paceline.v1.worker_pb2 import (
 from paceline.worker.checks import LaunchRefusedError
 from paceline.worker.load import load
 from paceline.worker.lockstep import ProcessGroups
+from paceline.worker.memory import keep_freed_memory
 from paceline.worker.runner import Runner
 from paceline.worker.warmup import warm_up
 
@@ -71,6 +72,7 @@ class Execution:
         set_kernel_threads(threads)
         started = time.monotonic()
         self._loaded = loaded = load(folder, dp_rank, welcome, self._groups, self._progress)
+        keep_freed_memory()
         self._runner = Runner(loaded, pulse, dp_rank=dp_rank, is_lockstep=settings.lockstep)
         if self._placement.world_size == 1:
             self._warm_up()
