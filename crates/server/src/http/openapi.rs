@@ -199,7 +199,7 @@ fn conversation() -> Vec<(&'static str, Value)> {
         "type": "object",
         "required": ["role", "content"],
         "properties": {
-            "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+            "role": {"type": "string", "minLength": 1},
             "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]},
             "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
             "tool_call_id": {"type": ["string", "null"]},
