@@ -30,6 +30,8 @@ pub fn to_bytes<T: Coded>(value: &T) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::Decode`] for bytes that are no value of `T`; [`Error::Rule`] for a value that breaks a rule.
+// Apart from its callers, so that a profile tells what decoding costs.
+#[inline(never)]
 pub fn from_bytes<T: Coded>(bytes: &[u8]) -> Result<T, Error> {
     let wire = rmp_serde::from_slice(bytes).map_err(|error| Error::Decode { message: error.to_string() })?;
     T::from_wire(wire)
