@@ -77,6 +77,16 @@ pub(crate) enum SchedulingPolicy {
     Priority,
 }
 
+/// What ranks are compared by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PlacementLoad {
+    /// The tokens of their requests.
+    Tokens,
+    /// How many requests they have.
+    Requests,
+}
+
 /// How much is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -136,6 +146,10 @@ pub(crate) struct Flags {
     /// Key that clients must send as a bearer token on every route but /health [default: none]
     #[arg(long, help_heading = "Network", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
+    /// Let operators pause, drain, abort and follow the prefix cache over the same ports: see proto/README.md. Anyone
+    /// who may call the server may then stop other people's requests [default: off]
+    #[arg(long, help_heading = "Network", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) enable_admin: Option<bool>,
     /// Name that clients call the model by [default: the model as given]
     #[arg(long, help_heading = "Network")]
     pub(crate) served_model_name: Option<String>,
@@ -279,6 +293,19 @@ pub(crate) struct Flags {
     /// Another name: true is --scheduling-depth 1, false is --scheduling-depth 0
     #[arg(long, help_heading = "Scheduling", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) async_scheduling: Option<bool>,
+    /// What ranks are compared by when a request is placed: the tokens of their requests, or how many these are
+    /// [default: tokens]
+    #[arg(long, help_heading = "Scheduling")]
+    pub(crate) placement_load: Option<PlacementLoad>,
+    /// Whether a rank that has a request's prefix cached is as good as one with so many fewer tokens to run [default: on]
+    #[arg(long, help_heading = "Scheduling")]
+    pub(crate) prefix_affinity: Option<Switch>,
+    /// KV blocks of a rank that no request may start with while others run there, so that those can grow [default: 0]
+    #[arg(long, help_heading = "Scheduling")]
+    pub(crate) watermark_blocks: Option<u32>,
+    /// Times that a request is sent back for its blocks before it starts again only where it can end [default: 1]
+    #[arg(long, help_heading = "Scheduling")]
+    pub(crate) max_free_preemptions: Option<u32>,
     /// Steps that prompts wait for those of other ranks of a group that steps together [default: 0, they do not wait]
     #[arg(long, help_heading = "Scheduling")]
     pub(crate) prefill_alignment_steps: Option<u32>,

@@ -2,7 +2,7 @@
 
 use paceline_scheduler::{Alignment, CacheSecret, Policies};
 
-use crate::flags::{Flags, SchedulingPolicy};
+use crate::flags::{Flags, PlacementLoad, SchedulingPolicy, Switch};
 
 /// How even the prompts of a group's ranks are when they run together.
 const EVEN_PERCENT: u32 = 90;
@@ -11,14 +11,18 @@ const EVEN_PERCENT: u32 = 90;
 pub(crate) fn policies(flags: &Flags) -> Policies {
     let by_priority = flags.scheduling_policy == Some(SchedulingPolicy::Priority);
     let delay_steps = flags.prefill_alignment_steps.unwrap_or(0);
+    let default = Policies::default();
     Policies {
         priority: flags.scheduling_policy != Some(SchedulingPolicy::Fcfs),
         priority_preempts: by_priority,
         skips_max: flags.max_skips.unwrap_or(0),
         long_prefill_tokens: flags.long_prefill_token_threshold.unwrap_or(0),
+        preemptions_free: flags.max_free_preemptions.unwrap_or(default.preemptions_free),
+        watermark_blocks: flags.watermark_blocks.unwrap_or(default.watermark_blocks),
+        prefix_affinity: flags.prefix_affinity != Some(Switch::Off),
+        load_in_tokens: flags.placement_load != Some(PlacementLoad::Requests),
         gap_tokens: flags.max_prefill_tokens_beside_decodes.unwrap_or(0),
         alignment: (delay_steps > 0).then_some(Alignment { delay_steps, even_percent: EVEN_PERCENT }),
-        ..Policies::default()
     }
 }
 
@@ -46,6 +50,16 @@ mod tests {
         };
         let chosen = policies(&flags);
         assert!(chosen.priority_preempts && chosen.alignment.is_some());
+        let others = Flags {
+            placement_load: Some(PlacementLoad::Requests),
+            prefix_affinity: Some(Switch::Off),
+            watermark_blocks: Some(3),
+            max_free_preemptions: Some(0),
+            ..Flags::default()
+        };
+        let chosen = policies(&others);
+        assert!(!chosen.load_in_tokens && !chosen.prefix_affinity);
+        assert_eq!((chosen.watermark_blocks, chosen.preemptions_free), (3, 0));
         assert_ne!(prefix_cache(&flags), prefix_cache(&flags), "never the same secret twice");
     }
 }

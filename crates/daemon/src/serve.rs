@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use paceline_engine::{Engine, Handle, Options as EngineOptions};
+use paceline_engine::{Engine, Gate, Handle, Options as EngineOptions};
 use paceline_server::{Listeners, Options as ServerOptions, Server, Tls};
 use paceline_text::Tokenizer;
 use tokio::net::TcpListener;
@@ -107,6 +107,7 @@ async fn run(
         sampling_defaults: tokenizer.settings().sampling.clone(),
         tokenizer,
         api_key: settings.flags.api_key.clone(),
+        admin: settings.flags.enable_admin == Some(true),
         chat: settings.flags.chat_options(),
         limits: settings.flags.request_limits(),
         connections: settings.flags.connection_limits(),
@@ -191,20 +192,16 @@ async fn until_the_end(
     result
 }
 
-/// Gives running requests the time that `--shutdown-timeout` grants.
+/// Gives accepted requests the time that `--shutdown-timeout` grants, while new ones are refused.
 async fn finish_running(handle: &Handle, settings: &Settings) {
     let limit = Duration::from_secs(settings.flags.shutdown_timeout.unwrap_or(0));
-    let empty = async {
-        loop {
-            let status = handle.status();
-            if status.waiting == 0 && status.ranks.iter().all(|rank| rank.running == 0) {
-                return;
-            }
-            tokio::time::sleep(WATCH_INTERVAL).await;
-        }
+    let drained = async {
+        // What a pause stopped is to end too. An engine that has stopped has nothing left.
+        let _ = handle.set_gate(None, Gate::Open, false).await;
+        let _ = handle.set_gate(None, Gate::Draining, true).await;
     };
     // Streams that are left end with an error event when the engine stops.
-    let _ = tokio::time::timeout(limit, empty).await;
+    let _ = tokio::time::timeout(limit, drained).await;
 }
 
 fn worker_command(settings: &Settings, prepared: &Prepared, control: SocketAddr) -> WorkerCommand {
@@ -274,6 +271,7 @@ async fn watch(handle: Handle, url: String, model_name: String, parallelism: Str
                     ));
                 }
                 (true, false) => tracing::info!("every rank is in service again"),
+                (false, _) if status.draining => tracing::info!("no new request is taken: /ready answers 503"),
                 (false, _) => tracing::warn!("not every rank is in service: /ready answers 503"),
             }
         }

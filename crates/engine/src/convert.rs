@@ -91,9 +91,11 @@ pub(crate) fn status(fleet: &Fleet) -> FleetStatus {
     let counters = fleet.counters();
     let balance = stats.as_ref().map_or((0, 0), |stats| (stats.balance_real_tokens, stats.balance_largest_tokens));
     FleetStatus {
-        ready: fleet.is_ready(),
-        ranks: fleet.ranks().iter().map(|rank| rank_status(rank, stats.as_ref())).collect(),
+        ready: fleet.is_ready() && !fleet.is_draining(),
+        draining: fleet.is_draining(),
+        ranks: fleet.ranks().iter().map(|rank| rank_status(fleet, rank, stats.as_ref())).collect(),
         waiting: stats.as_ref().map_or(0, |stats| stats.waiting as usize),
+        waiting_tokens: stats.as_ref().map_or(0, |stats| stats.waiting_tokens),
         counters: FleetCounters {
             steps: counters.steps,
             accepted: counters.accepted,
@@ -121,19 +123,21 @@ const fn rank_state(state: FleetRankState) -> RankState {
     }
 }
 
-fn rank_status(rank: &paceline_fleet::RankStatus, stats: Option<&Stats>) -> RankStatus {
+fn rank_status(fleet: &Fleet, rank: &paceline_fleet::RankStatus, stats: Option<&Stats>) -> RankStatus {
     let (dp_rank, state, restarts) = (rank.dp_rank.get(), rank_state(rank.state), rank.restarts);
+    let gate = fleet.gate(rank.dp_rank);
     let workers = rank.workers.iter();
     let workers = workers.map(|worker| WorkerStatus { tp_rank: worker.tp_rank, state: rank_state(worker.state) });
     let workers = workers.collect();
     let found = stats.and_then(|stats| stats.ranks.iter().find(|stats| stats.dp_rank == rank.dp_rank));
     let Some(stats) = found else {
-        return RankStatus { dp_rank, state, restarts, workers, ..RankStatus::default() };
+        return RankStatus { dp_rank, state, gate, restarts, workers, ..RankStatus::default() };
     };
     let counters = &stats.counters;
     RankStatus {
         dp_rank,
         state,
+        gate,
         restarts,
         workers,
         running: stats.running as usize,

@@ -7,6 +7,7 @@ use paceline_proto::v1::{ControlToWorker, StepToWorker};
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
+use crate::admin::Admin;
 use crate::handle::{GenerateRequest, SubmitError};
 use crate::slot::TokenSink;
 
@@ -17,6 +18,8 @@ pub(crate) type StepsSender = mpsc::Sender<Result<StepToWorker, Status>>;
 pub(crate) enum Event {
     /// A request, and where to say yes or no.
     Submit(Box<Submission>),
+    /// What an operator wants.
+    Admin(Admin),
     /// Look at the list of abandoned requests.
     Wake,
     /// A worker opened its control stream.

@@ -134,10 +134,10 @@ pub enum SubmitError {
     },
 }
 
-type Script = dyn Fn(GenerateRequest, TokenSink) -> Result<(), SubmitError> + Send + Sync;
+pub(crate) type Script = dyn Fn(GenerateRequest, TokenSink) -> Result<(), SubmitError> + Send + Sync;
 
 #[derive(Clone)]
-enum Inner {
+pub(crate) enum Inner {
     Engine { events: mpsc::Sender<Event>, abandoned: Arc<Abandoned> },
     Scripted(Arc<Script>),
 }
@@ -145,9 +145,9 @@ enum Inner {
 /// Access to a running engine. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
-    inner: Inner,
+    pub(crate) inner: Inner,
     next_id: Arc<AtomicU64>,
-    publisher: Publisher,
+    pub(crate) publisher: Publisher,
 }
 
 impl Handle {

@@ -4,6 +4,8 @@
 //! which runs on a thread of its own, and hands tokens to whoever holds a [`Handle`]. It starts no process: see
 //! [`Supervisor`].
 
+mod admin;
+mod cache_events;
 mod convert;
 mod engine;
 mod error;
@@ -18,13 +20,15 @@ mod status;
 mod step_loop;
 mod supervise;
 
+pub use cache_events::{CacheEvents, CacheSubscription};
 pub use engine::{Engine, ExpertParallel, ModelSettings, Options};
 pub use error::Error;
 pub use handle::{
     FailureKind, FinishReason, GenerateRequest, Handle, RequestKey, SamplingParams, StreamEvent, SubmitError,
     TokenLogprobs, TokenOutput, TokenStream,
 };
-pub use paceline_scheduler::{ModeTokens, PaddingCounters};
+pub use paceline_fleet::Gate;
+pub use paceline_scheduler::{BlockKey, CacheChange, ModeTokens, PaddingCounters};
 pub use slot::{Life, TokenSink};
 pub use status::{
     FleetCounters, FleetStatus, MODES, ModelLimits, Publisher, RankCounters, RankState, RankStatus, STEP_TOKENS_BOUNDS,

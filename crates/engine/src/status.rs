@@ -2,8 +2,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use paceline_fleet::Gate;
 use paceline_scheduler::ModeTokens;
 
+use crate::cache_events::CacheHub;
 use crate::ledger::{ExplainQuery, ExplainedStep, Ledger, NotKept};
 use crate::meter::{Meter, StepTimes};
 
@@ -114,6 +116,8 @@ pub struct RankStatus {
     pub dp_rank: u32,
     /// Where it is in its life.
     pub state: RankState,
+    /// What it does with requests.
+    pub gate: Gate,
     /// Requests that have a seat.
     pub running: usize,
     /// KV blocks that requests hold.
@@ -179,12 +183,16 @@ impl FleetCounters {
 /// The fleet as of its last change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FleetStatus {
-    /// True only when every rank is in service.
+    /// True only when every rank is in service and new requests are taken.
     pub ready: bool,
+    /// Whether new requests are refused.
+    pub draining: bool,
     /// Every rank, by number.
     pub ranks: Vec<RankStatus>,
     /// Requests that no rank has started.
     pub waiting: usize,
+    /// Their known tokens.
+    pub waiting_tokens: u64,
     /// Requests that the engine knows anything of: 0 once all have ended and their readers were told.
     pub known: usize,
     /// Requests that were ended because their readers left tokens waiting.
@@ -263,6 +271,7 @@ pub struct Publisher {
     published: Arc<Mutex<Published>>,
     /// Apart, so that whoever reads it holds up neither status nor limits.
     ledger: Arc<Mutex<Ledger>>,
+    cache: Arc<CacheHub>,
 }
 
 impl Publisher {
@@ -287,6 +296,15 @@ impl Publisher {
 
     pub(crate) fn explained(&self, query: ExplainQuery) -> Result<Vec<ExplainedStep>, NotKept> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner).find(query)
+    }
+
+    pub(crate) fn cache(&self) -> &CacheHub {
+        &self.cache
+    }
+
+    /// Changes the status that handles report.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut FleetStatus)) {
+        change(&mut self.published().status);
     }
 
     pub(crate) fn record(&self, times: &StepTimes) {

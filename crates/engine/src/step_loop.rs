@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use paceline_fleet::{Action, AnswerBody, Dispatch, Fleet, Input, Level, Place, StepAnswer, WorkerId};
+use paceline_fleet::{Action, AnswerBody, Dispatch, Fleet, Input, Level, Order, Place, StepAnswer, WorkerId};
 use paceline_plan::{DpRank, GroupId, StepId};
 use paceline_proto::v1::control_to_worker::Message as ToWorker;
 use paceline_proto::v1::{BindStore, Form, Rejected, StepEnvelope, Stop, Welcome, WorkerSettings};
 use paceline_scheduler::{RankExplanation, RequestId};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::admin::{Admin, Resting, Which};
 use crate::convert;
 use crate::event::{Event, Hello, Submission};
-use crate::handle::{FailureKind, SubmitError};
+use crate::handle::{FailureKind, FinishReason, SubmitError};
 use crate::ledger::ExplainedStep;
 use crate::meter::{Running, StepTimes, micros};
 use crate::peers::Peers;
@@ -50,6 +51,9 @@ pub(crate) struct StepLoop {
     /// Tokens of the steps of each rank.
     step_tokens: BTreeMap<u32, StepTokens>,
     slow_readers: u64,
+    resting: Resting,
+    /// Whether somebody followed the prefix caches when it was looked at last.
+    follows_cache: bool,
     /// What requests are to be told in this round.
     outbox: Vec<Action>,
     started: Instant,
@@ -67,6 +71,8 @@ impl StepLoop {
             running: BTreeMap::new(),
             step_tokens: BTreeMap::new(),
             slow_readers: 0,
+            resting: Resting::default(),
+            follows_cache: false,
             outbox: Vec::new(),
             started: Instant::now(),
             end: None,
@@ -90,12 +96,15 @@ impl StepLoop {
                 self.feed(Input::Abort(RequestId(id)));
             }
             self.send_plans();
+            self.follow_cache();
             // Workers first, then whoever looks at the status, then readers: who sees an end sees its status too.
             self.publish();
             for action in std::mem::take(&mut self.outbox) {
                 self.act_on_request(action);
             }
+            self.resting.answer(&self.parts.fleet);
             if let Some(end) = self.end {
+                self.parts.publisher.cache().close();
                 return end;
             }
         }
@@ -104,6 +113,7 @@ impl StepLoop {
     fn take(&mut self, event: Event) {
         match event {
             Event::Wake => {}
+            Event::Admin(admin) => self.admin(admin),
             Event::Submit(submission) => self.submit(*submission),
             Event::Join(worker, join, control) => {
                 self.peers.add(worker, join.place(), join.incarnation.clone(), control);
@@ -126,6 +136,75 @@ impl StepLoop {
             Event::Stop(reason) => {
                 self.feed(Input::Stop(reason));
                 self.end.get_or_insert(Ok(()));
+            }
+        }
+    }
+
+    fn admin(&mut self, admin: Admin) {
+        // The status that a caller reads next tells of what it did. Whoever left needs no answer.
+        match admin {
+            Admin::Gate { dp_rank, gate, waits, answer } => {
+                if let Some(dp_rank) = dp_rank.filter(|dp_rank| *dp_rank >= self.parts.dp_size) {
+                    let message = format!("there is no rank {dp_rank}, there are {}", self.parts.dp_size);
+                    let _ = answer.send(Err(SubmitError::Invalid { field: "dp_rank", message }));
+                    return;
+                }
+                self.feed(Input::Order(Order::Gate(dp_rank.map(DpRank::new), gate)));
+                if waits {
+                    self.resting.push(dp_rank, gate, answer);
+                } else {
+                    self.publish();
+                    let _ = answer.send(Ok(()));
+                }
+            }
+            Admin::Abort { which, answer } => {
+                let count = self.abort(&which);
+                self.publish();
+                let _ = answer.send(count);
+            }
+            Admin::ResetPrefixCache { answer } => {
+                self.feed(Input::Order(Order::ResetPrefixCache));
+                self.publish();
+                let _ = answer.send(());
+            }
+            Admin::FollowCache { answer } => {
+                self.follow_cache();
+                let _ = answer.send(());
+            }
+        }
+    }
+
+    /// Ends requests from inside; how many there were.
+    fn abort(&mut self, which: &Which) -> u32 {
+        let scheduler = self.parts.fleet.scheduler();
+        let meant = |request: &RequestId, name: &str| match which {
+            Which::Named(names) => names.iter().any(|other| other == name),
+            Which::Rank(None) => true,
+            Which::Rank(Some(dp_rank)) => {
+                scheduler.and_then(|scheduler| scheduler.dp_rank_of(*request)) == Some(DpRank::new(*dp_rank))
+            }
+        };
+        let meant = self.names.iter().filter(|(request, name)| meant(request, name));
+        let meant: Vec<RequestId> = meant.map(|(request, _)| *request).collect();
+        for request in &meant {
+            if let Some(sink) = self.forget(*request) {
+                sink.finish(Vec::new(), FinishReason::Aborted);
+            }
+            self.feed(Input::Abort(*request));
+        }
+        meant.len() as u32
+    }
+
+    /// Hands on what happened to the prefix caches, as long as somebody follows them.
+    fn follow_cache(&mut self) {
+        let follows = self.parts.publisher.cache().is_followed();
+        if follows != self.follows_cache {
+            self.follows_cache = follows;
+            self.feed(Input::Order(Order::FollowCache(follows)));
+        }
+        if follows {
+            for changes in self.parts.fleet.take_cache_changes() {
+                self.parts.publisher.cache().send(changes);
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::group::{Group, Member, Phase, Stage, Worker, names};
 use crate::join::{Difference, Reference, least, serves, within};
 use crate::message::{Action, Input, Join, Level, Loaded, StoreAddress, WorkerId};
+use crate::order::Gate;
 use crate::place::Place;
 use crate::status::{Counters, RankState, RankStatus, WorkerStatus};
 
@@ -31,6 +32,12 @@ pub struct Fleet {
     pub(crate) now_ms: u64,
     pub(crate) was_ready: bool,
     pub(crate) stopping: bool,
+    /// By rank.
+    pub(crate) gates: Vec<Gate>,
+    /// Whether every new request is refused.
+    pub(crate) draining: bool,
+    /// Whether changes of the prefix caches are kept.
+    pub(crate) follows_cache: bool,
     pub(crate) actions: Vec<Action>,
 }
 
@@ -49,6 +56,9 @@ impl Fleet {
             |(index, ranks): (usize, Vec<DpRank>)| Group::new(GroupId::new(index as u32), &ranks, config.tp_size);
         let groups = groups.map(group).collect();
         Ok(Self {
+            gates: vec![Gate::Open; config.dp_size as usize],
+            draining: false,
+            follows_cache: false,
             config,
             groups,
             reference: Reference::default(),
@@ -82,6 +92,7 @@ impl Fleet {
             Input::Exited(place, process_id, reason) => self.exited(place, process_id, &reason),
             Input::Submit(spec) => self.submit(*spec),
             Input::Abort(request) => self.abort(request),
+            Input::Order(order) => self.order(order),
             Input::Tick(now_ms) => self.tick(now_ms),
             Input::Stop(reason) => self.stop(&reason),
         }
@@ -249,6 +260,7 @@ impl Fleet {
         for dp_rank in 0..self.config.dp_size {
             scheduler.set_available(DpRank::new(dp_rank), false);
         }
+        scheduler.follow_cache(self.follows_cache);
         (self.scheduler, self.limits) = (Some(scheduler), Some(limits));
         self.actions.push(Action::Sized);
         Ok(())
@@ -290,11 +302,7 @@ impl Fleet {
         group.proven = true;
         let dp_ranks = group.dp_ranks();
         let message = format!("group {} ({}) is in service, epoch {}", group.id, names(&dp_ranks), group.epoch);
-        if let Some(scheduler) = &mut self.scheduler {
-            for dp_rank in dp_ranks {
-                scheduler.set_available(dp_rank, true);
-            }
-        }
+        dp_ranks.into_iter().for_each(|dp_rank| self.apply_gate(dp_rank));
         self.log(Level::Info, message);
         self.was_ready |= self.is_ready();
     }

@@ -16,6 +16,7 @@ mod fleet;
 mod group;
 mod join;
 mod message;
+mod order;
 mod place;
 mod requests;
 mod status;
@@ -29,5 +30,6 @@ pub use message::{
     Action, AnswerBody, Contract, Declined, FailureKind, Input, Join, Level, Loaded, PlanRefusal, StepAnswer,
     StoreAddress, TpEcho, WorkerId,
 };
+pub use order::{CacheChanges, Gate, Order};
 pub use place::Place;
 pub use status::{Counters, RankState, RankStatus, WorkerStatus};

@@ -3,6 +3,7 @@
 use paceline_plan::{DpRank, Epoch, Error as PlanError, GroupId, Logprobs, StepId, StepReply, TokenLogprobs, Words};
 use paceline_scheduler::{Finish, Refusal, RequestId, RequestSpec};
 
+use crate::order::Order;
 use crate::place::Place;
 
 /// One connection of a worker, given by the shell: a worker that comes back is another one.
@@ -160,6 +161,8 @@ pub enum Input {
     Submit(Box<RequestSpec>),
     /// Nobody waits for the request any more.
     Abort(RequestId),
+    /// An operator wants something.
+    Order(Order),
     /// Time passes; milliseconds since any fixed moment.
     Tick(u64),
     /// The end, and why.

@@ -25,6 +25,9 @@ impl Fleet {
         if self.stopping {
             return unavailable("the daemon stops");
         }
+        if let Some(message) = self.gate_refuses(spec.pinned) {
+            return unavailable(&message);
+        }
         let Some(scheduler) = &mut self.scheduler else {
             return unavailable("the workers are still loading");
         };

@@ -7,7 +7,7 @@ use crate::keys::BlockKey;
 use crate::table::KeyTable;
 
 /// A change of a prefix cache, for whoever routes requests or watches the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheChange {
     /// A block is in the cache.
     Stored {
@@ -15,6 +15,8 @@ pub enum CacheChange {
         key: BlockKey,
         /// What comes before it; nothing for the first block of a request.
         parent: Option<BlockKey>,
+        /// Its tokens.
+        tokens: Vec<u32>,
     },
     /// A block's room was needed.
     Removed {
@@ -37,16 +39,20 @@ pub(crate) struct ChangeLog {
 }
 
 impl ChangeLog {
-    pub(crate) const fn subscribe(&mut self) {
-        self.wanted = true;
+    /// Whether changes are kept from now on. Those that nobody fetched before are forgotten when they are not.
+    pub(crate) fn follow(&mut self, wanted: bool) {
+        self.wanted = wanted;
+        if !wanted {
+            self.take();
+        }
     }
 
-    fn push(&mut self, change: CacheChange) {
+    fn push(&mut self, change: impl FnOnce() -> CacheChange) {
         if !self.wanted {
             return;
         }
         if self.changes.len() < CHANGES_MAX {
-            self.changes.push(change);
+            self.changes.push(change());
         } else {
             self.missed += 1;
         }
@@ -113,13 +119,13 @@ impl PrefixCache {
     }
 
     /// Names a block that somebody holds. Nothing changes when another block has that name: one of them is enough.
-    pub(crate) fn publish(&mut self, block: u32, key: BlockKey, parent: Option<BlockKey>) {
+    pub(crate) fn publish(&mut self, block: u32, key: BlockKey, parent: Option<BlockKey>, tokens: &[u32]) {
         if self.keys.is_empty() || self.is_keyed(block) || self.find(key).is_some() {
             return;
         }
         self.keys[block as usize] = key;
         self.index.insert(block, &self.keys);
-        self.log.push(CacheChange::Stored { key, parent });
+        self.log.push(|| CacheChange::Stored { key, parent, tokens: tokens.to_vec() });
     }
 
     /// A named block that nobody holds any more: it goes after all others.
@@ -152,7 +158,7 @@ impl PrefixCache {
     fn forget(&mut self, block: u32) {
         self.index.remove(block, &self.keys);
         let key = std::mem::take(&mut self.keys[block as usize]);
-        self.log.push(CacheChange::Removed { key });
+        self.log.push(|| CacheChange::Removed { key });
     }
 
     /// Forgets every name; the blocks that rested are returned.
@@ -164,7 +170,7 @@ impl PrefixCache {
         }
         self.keys.fill(BlockKey::NONE);
         self.index.clear();
-        self.log.push(CacheChange::Cleared);
+        self.log.push(|| CacheChange::Cleared);
         resting
     }
 

@@ -161,7 +161,8 @@ fn publish(config: &Config, secret: CacheSecret, rank: &mut Rank, seat: Seat, re
         if own_chain && parent.and_then(|key| cache.find(key)) != before {
             break;
         }
-        cache.publish(table[index], keys[index], parent);
+        let tokens = &request.tokens[index * block_size as usize..(index + 1) * block_size as usize];
+        cache.publish(table[index], keys[index], parent, tokens);
     }
     rank.on_mut(seat).published = full;
 }

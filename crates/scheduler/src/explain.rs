@@ -69,6 +69,8 @@ pub enum HeldReason {
     Ladder,
     /// Its prompt waits for those of other ranks.
     Alignment,
+    /// Its rank is paused.
+    Paused,
 }
 
 /// One rank's part of an explanation.
@@ -282,6 +284,7 @@ impl Display for HeldReason {
             Self::Blocks => "the want of blocks",
             Self::Ladder => "the ladder",
             Self::Alignment => "the alignment of prompts",
+            Self::Paused => "the pause of its rank",
         })
     }
 }

@@ -306,7 +306,7 @@ impl Placement<'_> {
         let requests = rank.running.len() as u32;
         View {
             index,
-            open: rank.available,
+            open: rank.available && !rank.paused,
             seats: limits.max_num_seqs.saturating_sub(requests),
             blocks: rank.blocks_spare(limits),
             some_leave: false,

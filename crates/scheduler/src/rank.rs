@@ -32,6 +32,8 @@ pub(crate) struct Rank {
     pub(crate) place: usize,
     /// Whether requests may start here.
     pub(crate) available: bool,
+    /// Whether nothing runs here for now: requests keep their seats and blocks.
+    pub(crate) paused: bool,
     pub(crate) seats: SeatPool,
     pub(crate) blocks: BlockPool,
     /// By seat: the numbers of who sits there.
@@ -70,6 +72,7 @@ impl Rank {
             group,
             place,
             available: true,
+            paused: false,
             seats: SeatPool::new(limits.seats),
             blocks: BlockPool::new(limits.num_blocks, config.prefix_cache.is_some()),
             seated: vec![Seated::NOBODY; seats],

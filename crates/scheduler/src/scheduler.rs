@@ -183,6 +183,28 @@ impl Scheduler {
         }
     }
 
+    /// Whether a rank rests: nothing starts or runs there, and what ran keeps its seat and its KV blocks until it goes
+    /// on. A resting rank is one without rows. Ranks that do not exist are ignored.
+    pub fn set_paused(&mut self, dp_rank: DpRank, paused: bool) {
+        if let Some(rank) = self.ranks.get_mut(dp_rank.index()) {
+            rank.paused = paused;
+        }
+    }
+
+    /// Whether requests have seats on a rank, or blocks that a step in flight may still write.
+    pub fn is_running(&self, dp_rank: DpRank) -> bool {
+        self.ranks.get(dp_rank.index()).is_some_and(|rank| !rank.running.is_empty() || !rank.leaving.is_empty())
+    }
+
+    /// Whether a step in flight runs a request of this rank.
+    pub fn is_stepping(&self, dp_rank: DpRank) -> bool {
+        let steps = |rank: &Rank| {
+            let mut running = rank.running.iter();
+            !rank.leaving.is_empty() || running.any(|seat| rank.on(*seat).in_flight > 0)
+        };
+        self.ranks.get(dp_rank.index()).is_some_and(steps)
+    }
+
     /// The configuration.
     pub const fn config(&self) -> &Config {
         &self.config
@@ -222,9 +244,9 @@ impl Scheduler {
         self.requests[self.requests.find(id)?].cached_tokens
     }
 
-    /// From now on, changes of every rank's prefix cache are kept until they are fetched.
-    pub fn subscribe_cache(&mut self) {
-        self.ranks.iter_mut().for_each(|rank| rank.blocks.cache.log.subscribe());
+    /// Whether changes of every rank's prefix cache are kept until they are fetched, from now on.
+    pub fn follow_cache(&mut self, follow: bool) {
+        self.ranks.iter_mut().for_each(|rank| rank.blocks.cache.log.follow(follow));
     }
 
     /// Changes of a rank's prefix cache since the last call, in order, and how many were missed after them because too
@@ -320,7 +342,7 @@ impl Scheduler {
     /// Requests that free seats can take at once do not count as waiting.
     fn queue_has_room(&self, prompt: u64) -> Result<(), Refusal> {
         let limits = self.config.queue;
-        let open = self.ranks.iter().filter(|rank| rank.available);
+        let open = self.ranks.iter().filter(|rank| rank.available && !rank.paused);
         let seats_free = open.map(|rank| self.config.limits.max_num_seqs as usize - rank.running.len()).sum::<usize>();
         let waiting = self.queue.len().saturating_sub(seats_free) as u64;
         if self.queue.len() < seats_free {

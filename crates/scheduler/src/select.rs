@@ -134,6 +134,10 @@ impl Selector<'_> {
     /// Rows for the requests that run on this rank.
     pub(crate) fn select(mut self, selection: &mut Selection) {
         selection.clear(self.limits.max_num_batched_tokens);
+        if self.rank.paused {
+            selection.held.extend(self.rank.running.iter().map(|seat| (self.id(*seat), HeldReason::Paused)));
+            return;
+        }
         self.rank.take_turns();
         let mut waiting = std::mem::take(&mut selection.waiting);
         waiting.extend_from_slice(&self.rank.turns);

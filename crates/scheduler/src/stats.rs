@@ -122,6 +122,8 @@ pub struct RankCounters {
     pub held_by_ladder: u64,
     /// See `held_by_budget`: for the prompts of other ranks.
     pub held_by_alignment: u64,
+    /// See `held_by_budget`: for the end of a pause.
+    pub held_by_pause: u64,
     /// Requests sent back to the queue for their blocks.
     pub preemptions: u64,
     /// Drafts that were left out because no block was left for them.
@@ -197,6 +199,7 @@ impl RankCounters {
                 HeldReason::Blocks => self.held_by_blocks += 1,
                 HeldReason::Ladder => self.held_by_ladder += 1,
                 HeldReason::Alignment => self.held_by_alignment += 1,
+                HeldReason::Paused => self.held_by_pause += 1,
             }
         }
     }

@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     Invalid,
     /// No key or a wrong one: 401, UNAUTHENTICATED.
     Unauthorized,
+    /// The server was not started for it: 403, PERMISSION_DENIED.
+    Forbidden,
     /// No such model or route: 404, NOT_FOUND.
     NotFound,
     /// The route exists, the method does not: 405.
@@ -60,6 +62,7 @@ impl ApiError {
         match self.kind {
             Kind::Invalid => StatusCode::BAD_REQUEST,
             Kind::Unauthorized => StatusCode::UNAUTHORIZED,
+            Kind::Forbidden => StatusCode::FORBIDDEN,
             Kind::NotFound => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -75,6 +78,7 @@ impl ApiError {
         let type_name = match self.kind {
             Kind::Invalid | Kind::TooLarge => "BadRequestError",
             Kind::Unauthorized => "AuthenticationError",
+            Kind::Forbidden => "PermissionDeniedError",
             Kind::NotFound => "NotFoundError",
             Kind::MethodNotAllowed => "MethodNotAllowedError",
             Kind::SlowReader => "RequestTimeoutError",
@@ -118,6 +122,7 @@ impl From<ApiError> for tonic::Status {
         let code = match error.kind {
             Kind::Invalid | Kind::MethodNotAllowed | Kind::TooLarge => tonic::Code::InvalidArgument,
             Kind::Unauthorized => tonic::Code::Unauthenticated,
+            Kind::Forbidden => tonic::Code::PermissionDenied,
             Kind::NotFound => tonic::Code::NotFound,
             Kind::SlowReader => tonic::Code::DeadlineExceeded,
             Kind::QueueFull => tonic::Code::ResourceExhausted,

@@ -9,6 +9,7 @@
 //! | `options` | [`Options`], [`Listeners`]: what the daemon gives |
 //! | `server` | [`Server`]: build, then run until told to stop |
 //! | `api_error` | every error a client can get, with its HTTP and gRPC codes |
+//! | `admin` | what operators may ask: pause, drain, abort |
 //! | `generate` | a call from its checked parameters to its text, for both protocols |
 //! | `openai` | requests and responses as OpenAI clients write and read them |
 //! | `http`, `grpc` | routes and services |
@@ -16,6 +17,7 @@
 //! | `metrics` | the name of every metric |
 //! | `limits` | the limit on every size that comes from outside |
 
+mod admin;
 mod api_error;
 mod app;
 mod error;

@@ -23,6 +23,8 @@ pub struct Options {
     pub sampling_defaults: SamplingDefaults,
     /// The key that every route but liveness asks for; `None` asks for none.
     pub api_key: Option<String>,
+    /// Whether operators may pause, drain, abort and follow the prefix cache over the same ports.
+    pub admin: bool,
     /// How answers to chats are read.
     pub chat: ChatOptions,
     /// What one client may ask of the server.

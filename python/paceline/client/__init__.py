@@ -12,10 +12,13 @@ Only grpcio and protobuf are imported; no torch.
 
 from __future__ import annotations
 
+from paceline.client.admin import Admin
 from paceline.client.answers import Completion, FinishReason, Piece, TokenLogprob, Usage
+from paceline.client.async_admin import AsyncAdmin
 from paceline.client.asynchronous import AsyncClient
 from paceline.client.errors import (
     CancelledError,
+    ForbiddenError,
     InvalidRequestError,
     OverloadedError,
     PacelineError,
@@ -24,21 +27,44 @@ from paceline.client.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from paceline.client.operations import (
+    BlockRemoved,
+    BlockStored,
+    CacheCleared,
+    CacheEvent,
+    CacheEvents,
+    FleetState,
+    Gate,
+    PauseMode,
+    RankLoad,
+)
 from paceline.client.options import GenerationOptions, Prompt
 from paceline.client.synchronous import Client
 
 __all__ = [
+    "Admin",
+    "AsyncAdmin",
     "AsyncClient",
+    "BlockRemoved",
+    "BlockStored",
+    "CacheCleared",
+    "CacheEvent",
+    "CacheEvents",
     "CancelledError",
     "Client",
     "Completion",
     "FinishReason",
+    "FleetState",
+    "ForbiddenError",
+    "Gate",
     "GenerationOptions",
     "InvalidRequestError",
     "OverloadedError",
     "PacelineError",
+    "PauseMode",
     "Piece",
     "Prompt",
+    "RankLoad",
     "ServerError",
     "TokenLogprob",
     "UnauthorizedError",

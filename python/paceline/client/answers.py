@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -39,6 +40,8 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt tokens, those read from the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Piece:
     finish_reason: FinishReason | None
     stop_reason: str | int | None
     usage: Usage | None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """With the first piece, when asked for: one entry for each prompt token from the second on."""
 
 
 @dataclass(slots=True)
@@ -67,6 +72,13 @@ class Completion:
     stop_reason: str | int | None = None
     usage: Usage | None = None
     """Of the whole call."""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+def _logprobs(entries: Iterable[generation_pb2.TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(entry.token_id, entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top)) for entry in entries
+    )
 
 
 def piece_of(response: GenerateResponse) -> Piece:
@@ -79,13 +91,11 @@ def piece_of(response: GenerateResponse) -> Piece:
         index=response.index,
         text=response.text,
         token_ids=tuple(response.token_ids),
-        logprobs=tuple(
-            TokenLogprob(entry.token_id, entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top))
-            for entry in response.logprobs
-        ),
+        logprobs=_logprobs(response.logprobs),
         finish_reason=reason,
         stop_reason=None if stop_field is None else getattr(response, stop_field),
-        usage=Usage(usage.prompt_tokens, usage.completion_tokens) if response.HasField("usage") else None,
+        usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) if response.HasField("usage") else None,
+        prompt_logprobs=_logprobs(response.prompt_logprobs),
     )
 
 
@@ -103,6 +113,7 @@ class Gathering:
         choice.text += piece.text
         choice.token_ids += piece.token_ids
         choice.logprobs += piece.logprobs
+        choice.prompt_logprobs += piece.prompt_logprobs
         if piece.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
         self._usage = piece.usage or self._usage

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 import grpc
 from grpc import aio
 
 from paceline.client.answers import Completion, Gathering, Piece, piece_of
+from paceline.client.async_admin import AsyncAdmin
 from paceline.client.errors import error_of
-from paceline.client.options import GenerationOptions, Prompt, metadata_of, request_of
-from paceline.v1.generation_pb2_grpc import GenerationStub
+from paceline.client.options import GenerationOptions, Prompt, key_metadata, metadata_of, request_of, tokenize_request_of
+from paceline.v1 import generation_pb2
+from paceline.v1.generation_pb2_grpc import GenerationStub, ModelStub
 
 
 class AsyncClient:
@@ -21,6 +23,9 @@ class AsyncClient:
         """Connect to `address` (HOST:PORT) at the first call. Without `timeout_s` a call may take as long as it does."""
         self._channel = aio.insecure_channel(address)
         self._stub = GenerationStub(self._channel)
+        self._model = ModelStub(self._channel)
+        self.admin = AsyncAdmin(self._channel, api_key, timeout_s)
+        """Calls for operators."""
         self._api_key = api_key
         self._timeout_s = timeout_s
 
@@ -50,6 +55,28 @@ class AsyncClient:
     async def generate(self, prompt: Prompt, **options: Any) -> Completion:
         """The first choice, whole. Raises a `PacelineError`."""
         return (await self.generate_all(prompt, **options))[0]
+
+    async def model_info(self) -> generation_pb2.ModelInfo:
+        """What the server says of its model and ranks. Raises a `PacelineError`."""
+        info: generation_pb2.ModelInfo = await self._ask(self._model.GetModelInfo, generation_pb2.GetModelInfoRequest())
+        return info
+
+    async def tokenize(self, prompt: str | Sequence[Mapping[str, str]], *, add_special_tokens: bool | None = None) -> list[int]:
+        """Token ids of a text or of a chat's messages. Raises a `PacelineError`."""
+        answer = await self._ask(self._model.Tokenize, tokenize_request_of(prompt, add_special_tokens))
+        return list(answer.token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special ones included. Raises a `PacelineError`."""
+        answer = await self._ask(self._model.Detokenize, generation_pb2.DetokenizeRequest(token_ids=token_ids))
+        text: str = answer.text
+        return text
+
+    async def _ask(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, metadata=key_metadata(self._api_key), timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise error_of(error) from None
 
     async def close(self) -> None:
         """Drop the connection and every call on it."""

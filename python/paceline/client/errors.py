@@ -21,6 +21,10 @@ class UnauthorizedError(PacelineError):
     """The server asks for another key."""
 
 
+class ForbiddenError(PacelineError):
+    """The server was not started for such calls."""
+
+
 class UnknownModelError(PacelineError):
     """The server does not serve this model."""
 
@@ -44,6 +48,7 @@ class ServerError(PacelineError):
 _CLASSES: dict[grpc.StatusCode, type[PacelineError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthorizedError,
+    grpc.StatusCode.PERMISSION_DENIED: ForbiddenError,
     grpc.StatusCode.NOT_FOUND: UnknownModelError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,

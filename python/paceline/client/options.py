@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerateRequest, Sampling, Stopping, TokenIds
+from paceline.v1.generation_pb2 import (
+    ChatMessage,
+    ChatPrompt,
+    GenerateRequest,
+    Sampling,
+    Stopping,
+    TokenIds,
+    TokenizeRequest,
+)
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or the messages of a chat (`{"role": ..., "content": ...}`)."""
@@ -17,6 +25,7 @@ class GenerationOptions:
 
     `temperature` 0 is greedy. `seed` makes an answer repeatable; choice i of `n` has a seed of its own. `logprobs` is the
     number of likeliest tokens to tell beside each token's own log-probability. `data_parallel_rank` pins a rank.
+    Cached prefixes are shared only among calls of the same `cache_salt`.
     """
 
     max_tokens: int | None = None
@@ -25,12 +34,23 @@ class GenerationOptions:
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    min_tokens: int | None = None
     n: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    continuous_usage: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str | None = None
     priority: int | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
@@ -49,6 +69,12 @@ def request_of(prompt: Prompt, options: GenerationOptions) -> GenerateRequest:
             top_k=options.top_k,
             min_p=options.min_p,
             seed=options.seed,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty,
+            logit_bias=options.logit_bias,
+            allowed_token_ids=None if options.allowed_token_ids is None else TokenIds(ids=options.allowed_token_ids),
+            bad_words=options.bad_words,
         ),
         stopping=Stopping(
             max_tokens=options.max_tokens,
@@ -56,9 +82,14 @@ def request_of(prompt: Prompt, options: GenerationOptions) -> GenerateRequest:
             stop_token_ids=options.stop_token_ids,
             ignore_eos=options.ignore_eos,
             include_stop_str_in_output=options.include_stop_str_in_output,
+            min_tokens=options.min_tokens,
         ),
         n=options.n,
         logprobs=options.logprobs,
+        prompt_logprobs=options.prompt_logprobs,
+        continuous_usage=options.continuous_usage,
+        truncate_prompt_tokens=options.truncate_prompt_tokens,
+        cache_salt=options.cache_salt,
         priority=options.priority,
         skip_special_tokens=options.skip_special_tokens,
         add_special_tokens=options.add_special_tokens,
@@ -76,11 +107,24 @@ def request_of(prompt: Prompt, options: GenerationOptions) -> GenerateRequest:
     return request
 
 
+def tokenize_request_of(prompt: str | Sequence[Mapping[str, str]], add_special_tokens: bool | None) -> TokenizeRequest:
+    """The request for the tokens of a text or of a chat's messages."""
+    request = TokenizeRequest(add_special_tokens=add_special_tokens)
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.chat.CopyFrom(ChatPrompt(messages=[ChatMessage(role=m["role"], content=m["content"]) for m in prompt]))
+    return request
+
+
+def key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """The key, where there is one."""
+    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+
+
 def metadata_of(api_key: str | None, options: GenerationOptions) -> tuple[tuple[str, str], ...]:
     """What travels beside the request."""
-    metadata: list[tuple[str, str]] = []
-    if api_key is not None:
-        metadata.append(("authorization", f"Bearer {api_key}"))
+    metadata = list(key_metadata(api_key))
     if options.data_parallel_rank is not None:
         metadata.append(("x-data-parallel-rank", str(options.data_parallel_rank)))
     if options.request_id is not None:

@@ -1,5 +1,6 @@
 //! The engine over real sockets with scripted workers: tokens, shapes, losses, refusals, aborts.
 
+mod admin;
 mod ahead;
 mod fleet;
 mod losses;

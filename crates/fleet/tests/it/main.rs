@@ -3,6 +3,7 @@
 mod ahead;
 mod assembly;
 mod faults;
+mod orders;
 mod requests;
 mod tensor;
 mod world;

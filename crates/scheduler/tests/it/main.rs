@@ -14,6 +14,7 @@ mod life;
 mod model_drafter;
 mod mutations;
 mod padding;
+mod pauses;
 mod permutations;
 mod policies;
 mod prefix;

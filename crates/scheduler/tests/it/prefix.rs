@@ -258,14 +258,14 @@ fn changes_of_the_cache_can_be_followed() {
     let mut config = cached(lockstep(1, 4, 0));
     config.limits.num_blocks = 4;
     let mut world = World::new(config);
-    world.scheduler.subscribe_cache();
+    world.scheduler.follow_cache(true);
     world.submit(48, 2);
     world.drain();
     let (changes, missed) = world.scheduler.take_cache_changes(DpRank::new(0)).expect("the rank exists");
     let keys: Vec<_> = changes
         .iter()
         .filter_map(
-            |change| if let CacheChange::Stored { key, parent } = change { Some((*key, *parent)) } else { None },
+            |change| if let CacheChange::Stored { key, parent, .. } = change { Some((*key, *parent)) } else { None },
         )
         .collect();
     assert_eq!((keys.len(), changes.len(), missed), (3, 3, 0));

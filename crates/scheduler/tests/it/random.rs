@@ -109,6 +109,11 @@ impl Run {
                 let available = self.world.random.chance(600);
                 self.world.scheduler.set_available(dp_rank, available);
             }
+            97..98 => {
+                let dp_rank = DpRank::new(self.world.random.below(self.world.workers.len() as u32));
+                let paused = self.world.random.chance(300);
+                self.world.scheduler.set_paused(dp_rank, paused);
+            }
             _ => self.whole_round(),
         }
     }
@@ -214,7 +219,10 @@ impl Run {
         self.deliver_all();
         let groups = self.world.scheduler.config().groups.len() as u32;
         let ranks = self.world.workers.len() as u32;
-        (0..ranks).for_each(|dp_rank| self.world.scheduler.set_available(DpRank::new(dp_rank), true));
+        for dp_rank in (0..ranks).map(DpRank::new) {
+            self.world.scheduler.set_available(dp_rank, true);
+            self.world.scheduler.set_paused(dp_rank, false);
+        }
         let preempted = self.preemptions();
         for group in 0..groups {
             if let Some((_, pending)) = self.world.launch(GroupId::new(group)) {

@@ -1,10 +1,12 @@
-//! The gRPC services: `paceline.v1.Generation`, `paceline.v1.Model`, health and reflection.
+//! The gRPC services: `paceline.v1.Generation`, `paceline.v1.Model`, `paceline.v1.Admin`, health and reflection.
 
+mod admin;
 mod generation;
 mod health;
 mod model;
 
 use paceline_proto::FILE_DESCRIPTOR_SET;
+use paceline_proto::v1::admin_server::AdminServer;
 use paceline_proto::v1::generation_server::GenerationServer;
 use paceline_proto::v1::model_server::ModelServer;
 use tonic::service::interceptor::InterceptedService;
@@ -12,6 +14,7 @@ use tonic::transport::server::Router;
 use tonic::{Request, Status};
 use tonic_health::pb::health_server::HealthServer;
 
+use self::admin::AdminService;
 use self::generation::GenerationService;
 use self::health::HealthService;
 use self::model::ModelService;
@@ -31,6 +34,8 @@ pub(crate) fn router(app: App) -> Result<Router, Error> {
         .max_decoding_message_size(app.options.limits.body_bytes);
     let model =
         ModelServer::new(ModelService::new(app.clone())).max_decoding_message_size(app.options.limits.body_bytes);
+    let admin =
+        AdminServer::new(AdminService::new(app.clone())).max_decoding_message_size(app.options.limits.body_bytes);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
@@ -45,6 +50,7 @@ pub(crate) fn router(app: App) -> Result<Router, Error> {
         .http2_max_header_list_size(u32::try_from(app.options.connections.header_bytes).unwrap_or(u32::MAX))
         .add_service(HealthServer::new(HealthService::new(app)))
         .add_service(InterceptedService::new(generation, check_key.clone()))
+        .add_service(InterceptedService::new(admin, check_key.clone()))
         .add_service(InterceptedService::new(model, check_key.clone()))
         .add_service(InterceptedService::new(reflection_v1, check_key.clone()))
         .add_service(InterceptedService::new(reflection_v1alpha, check_key)))

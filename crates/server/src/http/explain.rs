@@ -108,5 +108,6 @@ const fn held(reason: HeldReason) -> &'static str {
         HeldReason::Blocks => "blocks",
         HeldReason::Ladder => "ladder",
         HeldReason::Alignment => "alignment",
+        HeldReason::Paused => "paused",
     }
 }

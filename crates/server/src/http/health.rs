@@ -14,15 +14,28 @@ pub(crate) async fn live() -> Json<Value> {
     Json(json!({"status": "alive"}))
 }
 
-/// 200 only when every rank is in service, else 503; either way with the state of each.
+/// 200 only when every rank is in service and new requests are taken, else 503; either way with the state of each.
 pub(crate) async fn ready(State(app): State<App>) -> Response {
     let status = app.handle.status();
     let ranks: Vec<Value> = status
         .ranks
         .iter()
-        .map(|rank| json!({"dp_rank": rank.dp_rank, "state": rank.state.name(), "running": rank.running}))
+        .map(|rank| {
+            json!({
+                "dp_rank": rank.dp_rank,
+                "state": rank.state.name(),
+                "gate": rank.gate.name(),
+                "running": rank.running,
+            })
+        })
         .collect();
-    let body = Json(json!({"ready": status.ready, "ranks": ranks, "waiting": status.waiting}));
+    let body = json!({
+        "ready": status.ready,
+        "draining": status.draining,
+        "ranks": ranks,
+        "waiting": status.waiting,
+    });
+    let body = Json(body);
     if status.ready {
         return body.into_response();
     }
@@ -41,7 +54,9 @@ pub(crate) async fn load(State(app): State<App>) -> Json<Value> {
             json!({
                 "dp_rank": rank.dp_rank,
                 "running": rank.running,
+                "load_tokens": rank.load_tokens,
                 "kv_blocks_used": rank.kv_blocks_used,
+                "kv_blocks_cached": rank.kv_blocks_cached,
                 "kv_blocks": rank.kv_blocks_total,
             })
         })

@@ -1,5 +1,6 @@
 //! Routes. Every answer that is not a success is an OpenAI error object.
 
+mod admin;
 mod chat;
 mod chat_reader;
 mod completions;
@@ -37,6 +38,11 @@ pub(crate) fn router(app: App) -> Router {
         .route("/detokenize", post(tokenizer::detokenize))
         .route("/tokenizer_info", get(tokenizer::info))
         .route("/load", get(health::load))
+        .route("/pause", post(admin::pause_route))
+        .route("/resume", post(admin::resume_route))
+        .route("/is_paused", get(admin::is_paused_route))
+        .route("/abort_requests", post(admin::abort_requests))
+        .route("/reset_prefix_cache", post(admin::reset_prefix_cache))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::retrieve))
         .route(LIVENESS, get(health::live))

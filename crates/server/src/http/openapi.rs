@@ -12,7 +12,7 @@ pub(crate) async fn document(State(app): State<App>) -> Json<Value> {
     let mut document = json!({
         "openapi": "3.1.0",
         "info": {"title": "Paceline", "version": env!("CARGO_PKG_VERSION")},
-        "paths": paths(),
+        "paths": paths(app.options.admin),
         "components": {
             "schemas": {"Error": error()},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -25,9 +25,9 @@ pub(crate) async fn document(State(app): State<App>) -> Json<Value> {
     Json(document)
 }
 
-fn paths() -> Value {
+fn paths(admin: bool) -> Value {
     let any = json!({"type": "object"});
-    json!({
+    let mut paths = json!({
         "/v1/completions": {"post": post("Complete text", &completion(), true)},
         "/v1/chat/completions": {"post": post("Answer a conversation", &chat(), true)},
         "/v1/responses": {"post": post("Answer, under the newer names", &response(), true)},
@@ -47,6 +47,24 @@ fn paths() -> Value {
                 "content": {"application/openmetrics-text": {"schema": {"type": "string"}}},
             }, "401": failure("No key or a wrong one")},
         }},
+    });
+    if let (true, Value::Object(paths), Value::Object(more)) = (admin, &mut paths, admin_paths()) {
+        paths.extend(more);
+    }
+    paths
+}
+
+/// What only a server has that was started for it.
+fn admin_paths() -> Value {
+    let any = json!({"type": "object"});
+    let bare = |summary| json!({"summary": summary, "responses": get(summary, &any)["responses"].clone()});
+    let ids = object(&[], &[&[("request_ids", json!({"type": "array", "items": {"type": "string"}}))]]);
+    json!({
+        "/pause": {"post": bare("Stop every rank, or the one of ?dp_rank=")},
+        "/resume": {"post": bare("End a pause or a drain")},
+        "/is_paused": {"get": bare("Whether every rank is stopped")},
+        "/reset_prefix_cache": {"post": bare("Forget every cached prefix")},
+        "/abort_requests": {"post": post("End requests", &ids, false)},
     })
 }
 

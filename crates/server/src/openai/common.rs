@@ -162,7 +162,7 @@ fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
 }
 
 /// One text or an array of them.
-fn texts(fields: &mut Fields, field: &'static str) -> Result<Vec<String>, ApiError> {
+pub(crate) fn texts(fields: &mut Fields, field: &'static str) -> Result<Vec<String>, ApiError> {
     const FORMS: &str = "a string or an array of strings";
     match fields.take(field) {
         None => Ok(Vec::new()),

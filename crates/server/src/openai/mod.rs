@@ -17,8 +17,9 @@ mod tokenize_request;
 
 pub(crate) use chat_request::ChatRequest;
 pub(crate) use chat_tools::Tools;
-pub(crate) use common::{Reported, StreamOptions};
+pub(crate) use common::{Reported, StreamOptions, texts};
 pub(crate) use completion_request::CompletionRequest;
+pub(crate) use fields::Fields;
 pub(crate) use logprobs::{ChatLogprobs, CompletionLogprobs, TokenNames, prompt_logprobs};
 pub(crate) use response::{
     Answer, ChatBody, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatMessage, CompletionBody, CompletionChoice,

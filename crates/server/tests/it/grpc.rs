@@ -211,7 +211,12 @@ async fn reflection_lists_the_services() {
     let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
     let MessageResponse::ListServicesResponse(list) = answer else { panic!("{answer:?}") };
     let names: Vec<&str> = list.service.iter().map(|service| service.name.as_str()).collect();
-    assert!(names.contains(&"paceline.v1.Generation") && names.contains(&"grpc.health.v1.Health"), "{names:?}");
+    assert!(
+        ["paceline.v1.Generation", "paceline.v1.Model", "paceline.v1.Admin", "grpc.health.v1.Health"]
+            .iter()
+            .all(|name| names.contains(name)),
+        "{names:?}"
+    );
     server.stop().await;
 }
 

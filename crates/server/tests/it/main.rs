@@ -1,5 +1,6 @@
 //! The server over real sockets, with a scripted engine behind it.
 
+mod admin;
 mod captures;
 mod chat;
 mod chat_parts;
