@@ -92,6 +92,7 @@ impl KeyTable {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::collections::btree_map::Entry;
 
     use super::*;
 
@@ -109,10 +110,10 @@ mod tests {
             if keys[block as usize] != BlockKey::NONE {
                 table.remove(block, &keys);
                 expected.remove(&std::mem::take(&mut keys[block as usize]));
-            } else if !expected.contains_key(&key) {
+            } else if let Entry::Vacant(place) = expected.entry(key) {
                 keys[block as usize] = key;
                 table.insert(block, &keys);
-                expected.insert(key, block);
+                place.insert(block);
             }
             assert_eq!(table.len(), expected.len());
             for key in 1..=40 {

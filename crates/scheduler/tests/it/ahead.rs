@@ -39,7 +39,7 @@ fn one_step_runs_and_one_is_ahead() {
     assert_eq!(second_plan.group().depth(), 1);
     assert_eq!(second_plan.ranks()[0].rows()[0].start_max, 20, "after the prompt in flight");
     assert!(world.launch(GROUP).is_none());
-    assert_eq!(world.scheduler.in_flight(GROUP).map(|step| step.get()).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(world.scheduler.in_flight(GROUP).map(paceline_plan::StepId::get).collect::<Vec<_>>(), [1, 2]);
     deliver(&mut world, first);
     let (_, third) = launch(&mut world);
     world.drain_ahead(second.into_iter().chain(third).collect());
