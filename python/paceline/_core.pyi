@@ -21,6 +21,7 @@ __all__ = [
     "WorkerStream",
     "__version__",
     "decode_reply_for_test",
+    "encode_masks_for_test",
     "encode_step_for_test",
     "gate",
     "philox_noise",
@@ -120,6 +121,9 @@ class Step:
     @property
     def is_dummy(self) -> bool: ...
     @property
+    def masked_rows(self) -> int:
+        """Rows whose masks follow the plan."""
+    @property
     def k_verify(self) -> int: ...
     @property
     def k_draft(self) -> int: ...
@@ -212,6 +216,8 @@ class WorkerCore:
 
         Follows the draft before it. One token for each row that sampled, in row order; returns how many these are.
         """
+    def set_masks(self, step: Step, masked_epoch: int, masked_step: int, body: bytes) -> None:
+        """Takes the masks that followed the plan; raises PlanRefused by rule 19 when they are not this step's."""
     def sample(self, step: Step, logits: npt.NDArray[np.float32]) -> None:
         """Samples, verifies drafts and takes log-probabilities from logits of [count, vocab_size]."""
     def propose_ngram(self, step: Step) -> None:
@@ -259,6 +265,7 @@ class _RowBase(TypedDict):
 class _Row(_RowBase, total=False):
     generation: int
     drafts: int
+    masked: bool
 
 class _RowReply(TypedDict):
     seat: int
@@ -267,6 +274,7 @@ class _RowReply(TypedDict):
     accepted: int
     emitted: list[int]
     proposed: int
+    drafts: list[int]
     logprobs: list[list[tuple[int, float]]]
 
 class _Reply(TypedDict):
@@ -293,6 +301,9 @@ def encode_step_for_test(
     drafter_passes: list[_Pass] = ...,
 ) -> tuple[int, bytes, bytes]:
     """One rank's view of a step: digest, group part, rank part. Drafter passes are extend, then the single ones."""
+
+def encode_masks_for_test(rows: list[tuple[int, int, list[list[int] | None]]]) -> bytes:
+    """Masks of rows (seat, generation, masks); a mask is its words, or None where every token may be chosen."""
 
 def decode_reply_for_test(body: bytes) -> _Reply:
     """A reply as plain values; logprobs are (token id, value) pairs."""

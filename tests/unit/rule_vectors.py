@@ -75,6 +75,8 @@ _RANK = {
     "stage": "number",
 }
 
+_MASKS: Json = {"seats": "words", "generations": "words", "counts": "words", "lengths": "words", "words": "words"}
+
 LOGITS_NONE, LOGITS_LAST, LOGITS_VERIFY, LOGITS_ALL = range(4)
 MODES = ("full", "piecewise", "eager")
 TOKEN = 16
@@ -118,6 +120,11 @@ def rank_bytes(rank: Json, sampling: bytes = b"") -> bytes:
     """The msgpack body of a rank part; every admission is given `sampling`."""
     admissions = [entry | {"sampling": sampling} for entry in rank.get("admissions", [])]
     return msgpack.packb(_structure(rank | {"admissions": admissions}, _RANK))
+
+
+def masks_bytes(masks: Json) -> bytes:
+    """The msgpack body of a step's masks."""
+    return msgpack.packb(_structure(masks, _MASKS))
 
 
 def fnv1a_64(data: bytes) -> int:

@@ -23,6 +23,7 @@ from tests.unit.rule_vectors import (
     expected_drafter_arrays,
     fnv1a_64,
     group_bytes,
+    masks_bytes,
     rank_bytes,
 )
 
@@ -106,7 +107,9 @@ def test_core_takes_or_refuses_each_plan(name: str, limits: Json, case: Json) ->
         envelope = (group["group"], group["epoch"], group["step"], fnv1a_64(body), body, rank_bytes(step["rank"], greedy))
         if "refused" in expect:
             with pytest.raises(_core.PlanRefused) as caught:
-                core.begin(*envelope)
+                plan = core.begin(*envelope)
+                core.set_masks(plan, group["epoch"], group["step"], masks_bytes(step["masks"]))
+            assert (expect["layer"] == "masks") == ("masks" in step), name
             refused = {field: getattr(caught.value, field) for field in ("rule", "field", "expected", "got")}
             assert refused == expect["refused"], name
             return
@@ -116,6 +119,9 @@ def test_core_takes_or_refuses_each_plan(name: str, limits: Json, case: Json) ->
         fields = [field.name for field in dataclasses.fields(StepArrays)]
         count = core.fill_target(plan, *(getattr(arrays, field) for field in fields))
         assert {field: getattr(arrays, field).tolist() for field in fields} | {"logits_count": count} == expect["arrays"]
+        assert (plan.masked_rows > 0) == ("masks" in step), name
+        if "masks" in step:
+            core.set_masks(plan, group["epoch"], group["step"], masks_bytes(step["masks"]))
         accepted = step.get("accepted", 0)
         core.sample(plan, likely((DRAFTS[:accepted] + [TOKEN] * count)[:count], limits))
         if layers:

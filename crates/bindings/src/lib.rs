@@ -49,7 +49,7 @@ mod _core {
     #[pymodule_export]
     use crate::stream::WorkerStream;
     #[pymodule_export]
-    use crate::testing::{decode_reply_for_test, encode_step_for_test, sampling_bytes_for_test};
+    use crate::testing::{decode_reply_for_test, encode_masks_for_test, encode_step_for_test, sampling_bytes_for_test};
     #[pymodule_export]
     use crate::worker::WorkerCore;
 

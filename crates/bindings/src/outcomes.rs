@@ -1,7 +1,7 @@
 //! From logits to what came of each row, and the drafts for the next step.
 
 use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, WorkerStep};
-use paceline_plan::{LogitsWanted, Row, TokenLogprobs};
+use paceline_plan::{LogitsWanted, Row, StepMasks, TokenLogprobs};
 use paceline_sampling::ngram::{self, NgramLengths};
 use paceline_sampling::{Context, Error, Sampler, Scratch};
 
@@ -21,18 +21,31 @@ pub(crate) fn sample_rows(
     samplers: &[Option<Sampler>],
     last_logits: &mut LastLogits,
     step: &WorkerStep,
+    masks: &StepMasks,
     mut logits: &[&[f32]],
     scratch: &mut Scratch,
 ) -> Result<Vec<RowOutcome>, RowError> {
+    let mut masks = masks.rows.iter();
     let mut outcomes = Vec::with_capacity(step.rank.rows().len());
     for (index, row) in step.rank.rows().iter().enumerate() {
         let (of_row, rest) = logits.split_at(row.logits_count() as usize);
         logits = rest;
         let sampler = samplers[row.seat.index()].as_ref().expect("an admitted seat has a sampler");
-        let outcome = outcome(state_of(table, row), sampler, last_logits, row, of_row, scratch);
+        let masks = if row.masks_count() > 0 { masks.next() } else { None };
+        let masks = masks.map_or(&[][..], |masks| &masks.positions);
+        let masks: Vec<Option<&[u32]>> = masks.iter().map(|mask| mask.as_ref().map(|words| &words[..])).collect();
+        let wanted = Wanted { row, logits: of_row, masks: &masks };
+        let outcome = outcome(state_of(table, row), sampler, last_logits, &wanted, scratch);
         outcomes.push(outcome.map_err(|error| RowError { row: index, seat: row.seat.get(), error })?);
     }
     Ok(outcomes)
+}
+
+/// A row, its logits, and its masks where it has any.
+struct Wanted<'a> {
+    row: &'a Row,
+    logits: &'a [&'a [f32]],
+    masks: &'a [Option<&'a [u32]>],
 }
 
 /// What comes of one row: the log-probabilities of its part of the prompt where they are wanted, then its tokens.
@@ -40,15 +53,14 @@ fn outcome(
     state: &SeatState,
     sampler: &Sampler,
     last_logits: &mut LastLogits,
-    row: &Row,
-    logits: &[&[f32]],
+    wanted: &Wanted<'_>,
     scratch: &mut Scratch,
 ) -> Result<RowOutcome, Error> {
-    if row.logits != LogitsWanted::All {
-        return sample_row(state, sampler, row, logits, scratch);
+    if wanted.row.logits != LogitsWanted::All {
+        return sample_row(state, sampler, wanted, scratch);
     }
-    let mut logprobs = last_logits.entries(state, sampler, row, logits, scratch)?;
-    let mut outcome = sample_row(state, sampler, row, logits, scratch)?;
+    let mut logprobs = last_logits.entries(state, sampler, wanted.row, wanted.logits, scratch)?;
+    let mut outcome = sample_row(state, sampler, wanted, scratch)?;
     if !logprobs.is_empty() {
         outcome.logprobs.resize(outcome.emitted.len(), TokenLogprobs::default());
         logprobs.append(&mut outcome.logprobs);
@@ -60,10 +72,10 @@ fn outcome(
 fn sample_row(
     state: &SeatState,
     sampler: &Sampler,
-    row: &Row,
-    logits: &[&[f32]],
+    wanted: &Wanted<'_>,
     scratch: &mut Scratch,
 ) -> Result<RowOutcome, Error> {
+    let Wanted { row, logits, masks } = *wanted;
     let ends_what_is_known = state.computed() + row.query_len.get() == state.known();
     let (logits, drafts) = match row.logits {
         LogitsWanted::None => return Ok(RowOutcome::default()),
@@ -72,7 +84,7 @@ fn sample_row(
         // Logits of drafts that were planned and not proposed come last, and nobody looks at them.
         LogitsWanted::Verify => (&logits[..1 + state.drafts_of(row).len()], state.drafts_of(row)),
     };
-    let produced = sampler.produce(logits, drafts, &context_of(state), scratch)?;
+    let produced = sampler.produce_allowed(logits, masks, drafts, &context_of(state), scratch)?;
     let logprobs = produced.emitted.iter().zip(&produced.logprobs).map(|(id, found)| entry(*id, found)).collect();
     let accepted = u32::try_from(produced.accepted).expect("a row has fewer than 2^32 drafts");
     Ok(RowOutcome { accepted, emitted: produced.emitted, proposed: Vec::new(), logprobs })

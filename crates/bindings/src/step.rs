@@ -1,7 +1,7 @@
 //! A checked step as Python sees it: the decisions to carry out, none to make.
 
 use paceline_plan::seats::{RowOutcome, WorkerStep};
-use paceline_plan::{Pass as PlanPass, PassKind, QueryLen};
+use paceline_plan::{Pass as PlanPass, PassKind, QueryLen, StepMasks};
 use pyo3::prelude::*;
 
 use crate::errors::StepOutOfOrder;
@@ -67,13 +67,15 @@ pub(crate) struct Step {
     pub(crate) plan: WorkerStep,
     /// What came of the rows, once they are sampled.
     pub(crate) outcomes: Option<Vec<RowOutcome>>,
+    /// The masks that followed, once they are there.
+    pub(crate) masks: Option<StepMasks>,
     /// How many drafts each row that gave a token has by a model.
     pub(crate) drafts_proposed: u32,
 }
 
 impl Step {
     pub(crate) fn new(plan: WorkerStep) -> Self {
-        Self { plan, outcomes: None, drafts_proposed: 0 }
+        Self { plan, outcomes: None, masks: None, drafts_proposed: 0 }
     }
 
     /// What came of the rows; a step whose rows give no logits needs no sampling.
@@ -118,6 +120,12 @@ impl Step {
     #[getter]
     fn is_dummy(&self) -> bool {
         self.plan.rank.is_dummy()
+    }
+
+    /// Rows whose masks follow the plan.
+    #[getter]
+    pub(crate) fn masked_rows(&self) -> usize {
+        self.plan.rank.rows().iter().filter(|row| row.masks_count() > 0).count()
     }
 
     #[getter]

@@ -2,8 +2,8 @@
 
 use paceline_plan::{
     Admission, BlockAppend, DpRank, Epoch, Error, Feed, GroupDraft, GroupId, GroupPart, KvGroup, LogitsWanted, Mask,
-    Pass, PassKind, QueryLen, RankDraft, RankLoad, RankPart, Release, Row, Rows, RowsPadded, Seat, SeatGeneration,
-    Shape, StepId, StepReply, Tokens, TokensPadded, digest, from_bytes, to_bytes,
+    Pass, PassKind, QueryLen, RankDraft, RankLoad, RankPart, Release, Row, RowMasks, Rows, RowsPadded, Seat,
+    SeatGeneration, Shape, StepId, StepMasks, StepReply, Tokens, TokensPadded, Words, digest, from_bytes, to_bytes,
 };
 use paceline_sampling::SamplingParams;
 use pyo3::prelude::*;
@@ -39,6 +39,9 @@ pub(crate) struct RowSpec {
     drafts: u32,
     blocks: u32,
     logits: String,
+    /// Whether masks follow.
+    #[pyo3(default)]
+    masked: bool,
 }
 
 impl PassSpec {
@@ -71,7 +74,7 @@ impl RowSpec {
                 "all" => LogitsWanted::All,
                 _ => LogitsWanted::None,
             },
-            mask: Mask::None,
+            mask: if self.masked { Mask::Follows } else { Mask::None },
         })
     }
 }
@@ -152,6 +155,20 @@ pub(crate) fn encode_step_for_test<'py>(
     Ok((digest(&group_part), PyBytes::new(py, &group_part), PyBytes::new(py, &to_bytes(&rank))))
 }
 
+/// Encodes masks: (seat, generation, masks) of each row; a mask is its words, or nothing where all may be chosen.
+#[pyfunction]
+pub(crate) fn encode_masks_for_test(
+    py: Python<'_>,
+    rows: Vec<(u32, u32, Vec<Option<Vec<u32>>>)>,
+) -> Bound<'_, PyBytes> {
+    let row = |(seat, generation, positions): (u32, u32, Vec<Option<Vec<u32>>>)| RowMasks {
+        seat: Seat::new(seat),
+        generation: SeatGeneration::new(generation),
+        positions: positions.into_iter().map(|mask| mask.map(Words::from)).collect(),
+    };
+    PyBytes::new(py, &to_bytes(&StepMasks { rows: rows.into_iter().map(row).collect() }))
+}
+
 /// Decodes a reply into a dict of its fields, rows as dicts; log-probabilities as (token id, value) pairs.
 #[pyfunction]
 pub(crate) fn decode_reply_for_test<'py>(py: Python<'py>, body: &[u8]) -> PyResult<Bound<'py, PyDict>> {
@@ -172,6 +189,7 @@ pub(crate) fn decode_reply_for_test<'py>(py: Python<'py>, body: &[u8]) -> PyResu
         fields.set_item("accepted", row.accepted)?;
         fields.set_item("emitted", row.emitted.to_vec())?;
         fields.set_item("proposed", row.proposed)?;
+        fields.set_item("drafts", &row.drafts)?;
         fields.set_item("logprobs", logprobs)?;
         Ok(fields)
     });

@@ -4,7 +4,7 @@ use numpy::ndarray::ArrayView2;
 use numpy::{PyReadonlyArray2, PyReadwriteArray1, PyReadwriteArray2};
 use paceline_plan::arrays::{fill_extend, fill_single, fill_target};
 use paceline_plan::seats::{SeatTable, StepHeader, WorkerStep};
-use paceline_plan::{DpRank, Epoch, Error, GroupId, StepId, WorkerLimits, to_bytes};
+use paceline_plan::{DpRank, Epoch, Error, GroupId, StepId, StepMasks, WorkerLimits, from_bytes, to_bytes};
 use paceline_sampling::{Sampler, Scratch};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -228,6 +228,28 @@ impl WorkerCore {
             .map_err(|error| self.refusal(py, step, &error))
     }
 
+    /// Takes the masks that followed the plan of `step`, which `masked_step` of `masked_epoch` they are said to be of.
+    fn set_masks(
+        &self,
+        py: Python<'_>,
+        step: &mut Step,
+        masked_epoch: u32,
+        masked_step: u64,
+        body: &[u8],
+    ) -> PyResult<()> {
+        self.check_current(step)?;
+        let header = step.plan.header;
+        let same = |field, expected: i64, got: i64| {
+            if expected == got { Ok(()) } else { Err(Error::rule(19, field, expected, got)) }
+        };
+        let masks = same("epoch of the masks", header.epoch.get().into(), masked_epoch.into())
+            .and_then(|()| same("step of the masks", header.step.get().cast_signed(), masked_step.cast_signed()))
+            .and_then(|()| from_bytes::<StepMasks>(body))
+            .and_then(|masks| masks.check(&step.plan.rank, self.table.limits().vocab_size).map(|()| masks));
+        step.masks = Some(masks.map_err(|error| self.refusal(py, step, &error))?);
+        Ok(())
+    }
+
     /// Samples, verifies drafts and takes log-probabilities; `logits` is f32 `[count of fill_target, vocab_size]`.
     fn sample(&mut self, py: Python<'_>, step: &mut Step, logits: PyReadonlyArray2<'_, f32>) -> PyResult<()> {
         self.check_current(step)?;
@@ -235,8 +257,14 @@ impl WorkerCore {
         let rows = rows_of(&view, step.logits_count(), self.table.limits().vocab_size)?;
         let (table, samplers, scratch, plan) = (&self.table, &self.samplers, &mut self.scratch, &step.plan);
         let last_logits = &mut self.last_logits;
+        let none = StepMasks::default();
+        let masks = step.masks.as_ref().unwrap_or(&none);
+        if masks.rows.len() != step.masked_rows() {
+            let error = Error::rule(19, "rows with masks", step.masked_rows() as i64, masks.rows.len() as i64);
+            return Err(self.refusal(py, step, &error));
+        }
         let outcomes = py
-            .detach(|| sample_rows(table, samplers, last_logits, plan, &rows, scratch))
+            .detach(|| sample_rows(table, samplers, last_logits, plan, masks, &rows, scratch))
             .map_err(|error| sampling_error(py, &error.error, Some((error.row, error.seat))))?;
         step.outcomes = Some(outcomes);
         Ok(())

@@ -20,6 +20,7 @@ pub(crate) fn spec(id: u64, request: GenerateRequest) -> RequestSpec {
         history: request.sampling.adjust.needs_history(),
         prompt_logprobs: request.sampling.prompt_logprobs.is_some(),
         cache_salt: request.cache_salt,
+        constrained: false,
         shares_prompt_with: request.shares_prompt_with.map(|key| RequestId(key.0)),
     }
 }
@@ -50,6 +51,7 @@ pub(crate) const fn failure(kind: FleetFailure) -> FailureKind {
     match kind {
         FleetFailure::WorkerLost => FailureKind::WorkerLost,
         FleetFailure::Internal => FailureKind::Internal,
+        FleetFailure::Stuck => FailureKind::Stuck,
     }
 }
 

@@ -140,6 +140,7 @@ impl Engine {
             join_token: self.options.fleet.join_token.clone(),
             settings,
             events: self.received,
+            loopback: self.events.downgrade(),
             abandoned: self.abandoned,
             publisher: self.publisher,
             orders: self.orders,

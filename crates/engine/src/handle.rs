@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{mpsc, oneshot};
 
+use paceline_grammar::Constraint;
 pub use paceline_sampling::{SamplingParams, TokenLogprobs};
 
 use crate::event::{Event, Submission};
@@ -29,6 +30,8 @@ pub struct GenerateRequest {
     pub stop_token_ids: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
+    /// Which tokens may be chosen, by what came before.
+    pub constraint: Option<Constraint>,
     /// Run on this rank only.
     pub dp_rank: Option<u32>,
     /// Lower runs first; 0 is normal.
@@ -103,6 +106,8 @@ pub enum FailureKind {
     Internal,
     /// Its reader left tokens waiting for too long: 408.
     SlowReader,
+    /// What the caller holds the answer to allows no further token: 400.
+    Stuck,
 }
 
 /// Why a request was not accepted.
@@ -275,6 +280,7 @@ mod tests {
             max_new_tokens,
             stop_token_ids: Vec::new(),
             sampling: SamplingParams::greedy(),
+            constraint: None,
             dp_rank: None,
             priority: 0,
             cache_salt: Vec::new(),

@@ -12,6 +12,7 @@ mod error;
 mod event;
 mod handle;
 pub mod ledger;
+mod masks;
 mod meter;
 mod peers;
 mod service;

@@ -48,6 +48,11 @@ impl Peers {
         steps.is_some_and(|steps| steps.try_send(Ok(message)).is_ok())
     }
 
+    /// Where messages of the steps stream of a worker go.
+    pub(crate) fn steps(&self, worker: WorkerId) -> Option<StepsSender> {
+        self.peers.get(&worker)?.steps.clone()
+    }
+
     /// Closes a worker's streams once what was sent before has gone out.
     pub(crate) fn remove(&mut self, worker: WorkerId) {
         self.peers.remove(&worker);

@@ -8,7 +8,7 @@ use paceline_fleet::{Action, AnswerBody, Dispatch, Fleet, Input, Level, Order, P
 use paceline_plan::{DpRank, GroupId, StepId};
 use paceline_proto::v1::control_to_worker::Message as ToWorker;
 use paceline_proto::v1::{BindStore, Form, Rejected, StepEnvelope, Stop, Welcome, WorkerSettings};
-use paceline_scheduler::{RankExplanation, RequestId};
+use paceline_scheduler::{MaskedRow, RankExplanation, RequestId, RequestSpec};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::admin::{Admin, Resting, Which};
@@ -16,6 +16,7 @@ use crate::convert;
 use crate::event::{Event, Hello, Submission};
 use crate::handle::{FailureKind, FinishReason, SubmitError};
 use crate::ledger::ExplainedStep;
+use crate::masks::{Due, Masks, StepName};
 use crate::meter::{Running, StepTimes, micros};
 use crate::peers::Peers;
 use crate::slot::{Abandoned, TokenSink};
@@ -32,6 +33,8 @@ pub(crate) struct Parts {
     pub(crate) join_token: String,
     pub(crate) settings: WorkerSettings,
     pub(crate) events: mpsc::Receiver<Event>,
+    /// Its own end of the same channel, for threads that work for the loop.
+    pub(crate) loopback: mpsc::WeakSender<Event>,
     pub(crate) abandoned: Arc<Abandoned>,
     pub(crate) publisher: Publisher,
     pub(crate) orders: mpsc::Sender<LaunchOrder>,
@@ -46,6 +49,10 @@ pub(crate) struct StepLoop {
     /// What callers call their requests, of the same requests.
     names: BTreeMap<RequestId, Arc<str>>,
     answers: BTreeMap<RequestId, oneshot::Sender<Result<(), SubmitError>>>,
+    /// What constrained requests may go on with.
+    masks: Masks,
+    /// Ranks whose rows wait for masks until the step before is committed.
+    masks_due: Vec<Due>,
     /// Steps in flight.
     running: BTreeMap<(GroupId, StepId), Running>,
     /// Tokens of the steps of each rank.
@@ -62,12 +69,15 @@ pub(crate) struct StepLoop {
 
 impl StepLoop {
     pub(crate) fn new(parts: Parts) -> Self {
+        let masks = Masks::new(parts.loopback.clone());
         Self {
             parts,
             peers: Peers::default(),
             sinks: BTreeMap::new(),
             names: BTreeMap::new(),
             answers: BTreeMap::new(),
+            masks,
+            masks_due: Vec::new(),
             running: BTreeMap::new(),
             step_tokens: BTreeMap::new(),
             slow_readers: 0,
@@ -210,7 +220,7 @@ impl StepLoop {
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { id, request, sink, answer } = submission;
+        let Submission { id, mut request, sink, answer } = submission;
         // Whoever leaves from now on is found in the list of the abandoned.
         if sink.is_abandoned() {
             return;
@@ -218,7 +228,12 @@ impl StepLoop {
         self.sinks.insert(RequestId(id), sink);
         self.names.insert(RequestId(id), request.request_id.as_str().into());
         self.answers.insert(RequestId(id), answer);
-        self.feed(Input::Submit(Box::new(convert::spec(id, request))));
+        let constraint = request.constraint.take();
+        let spec = RequestSpec { constrained: constraint.is_some(), ..convert::spec(id, request) };
+        if let Some(constraint) = constraint {
+            self.masks.add(spec.id, constraint);
+        }
+        self.feed(Input::Submit(Box::new(spec)));
     }
 
     fn hello(&mut self, hello: Hello) {
@@ -246,6 +261,9 @@ impl StepLoop {
         };
         let began = Instant::now();
         self.feed(Input::Reply(worker, answer));
+        if !self.masks_due.is_empty() {
+            self.order_masks();
+        }
         let Some(running) = self.running.get_mut(&(group, step)) else { return };
         if let Some(times) = running.answered(worker_us, received, began.elapsed()) {
             self.running.remove(&(group, step));
@@ -298,11 +316,12 @@ impl StepLoop {
                 self.peers.control(worker, ToWorker::Stop(Stop { reason }));
                 self.peers.remove(worker);
             }
-            Action::Answer { .. }
-            | Action::Tokens { .. }
-            | Action::PromptLogprobs { .. }
-            | Action::Fail { .. }
-            | Action::Aborted { .. } => {
+            Action::Drafts { request, drafts } => self.masks.draft(request, drafts),
+            Action::Tokens { request, ref tokens, .. } => {
+                self.masks.accept(request, tokens.iter().copied());
+                self.outbox.push(action);
+            }
+            Action::Answer { .. } | Action::PromptLogprobs { .. } | Action::Fail { .. } | Action::Aborted { .. } => {
                 self.outbox.push(action);
             }
             Action::Respawn { place } => {
@@ -377,6 +396,7 @@ impl StepLoop {
 
     fn forget(&mut self, request: RequestId) -> Option<TokenSink> {
         self.names.remove(&request);
+        self.masks.remove(request);
         self.sinks.remove(&request)
     }
 
@@ -407,6 +427,10 @@ impl StepLoop {
             }
             self.running.insert((group, step), running);
             self.send_parts(&dispatch, encoded);
+            if !self.masks.is_idle() {
+                self.note_masked(&dispatch);
+                self.order_masks();
+            }
             self.parts.fleet.recycle(dispatch);
         }
     }
@@ -450,6 +474,33 @@ impl StepLoop {
         }
         for worker in lost {
             self.feed(Input::Lost(worker, "it does not read its steps stream".to_owned()));
+        }
+    }
+
+    /// Notes the rows of a step that wait for masks, rank by rank.
+    fn note_masked(&mut self, dispatch: &Dispatch) {
+        let plan = dispatch.plan().group();
+        let Some(scheduler) = self.parts.fleet.scheduler() else { return };
+        let masked = scheduler.masked_rows(plan.group());
+        let name = StepName { group: plan.group(), epoch: plan.epoch(), step: plan.step() };
+        for rows in masked.chunk_by(|left: &MaskedRow, right| left.dp_rank == right.dp_rank) {
+            let workers = dispatch.workers_of(rows[0].dp_rank).iter();
+            let workers = workers.filter_map(|worker| Some((*worker, self.peers.steps(*worker)?))).collect();
+            self.masks_due.push(Due { name, rows: rows.to_vec(), workers });
+        }
+    }
+
+    /// Has masks made of every rank whose step before is committed (rule 19).
+    fn order_masks(&mut self) {
+        let (Some(scheduler), Some(limits)) = (self.parts.fleet.scheduler(), self.parts.fleet.limits()) else { return };
+        for due in std::mem::take(&mut self.masks_due) {
+            let StepName { epoch, step, .. } = due.name;
+            match scheduler.oldest_owed(due.rows[0].dp_rank) {
+                Some(owed) if owed == (epoch, step) => self.masks.order(due, limits.vocab_size),
+                Some(owed) if owed < (epoch, step) => self.masks_due.push(due),
+                // The epoch has ended: nobody waits any more.
+                _ => {}
+            }
         }
     }
 

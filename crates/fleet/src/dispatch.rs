@@ -1,6 +1,6 @@
 //! A plan on its way out, and its bytes.
 
-use paceline_plan::{StepPlan, digest, to_bytes};
+use paceline_plan::{DpRank, StepPlan, digest, to_bytes};
 
 use crate::message::WorkerId;
 
@@ -28,6 +28,12 @@ impl Dispatch {
     /// The plan.
     pub const fn plan(&self) -> &StepPlan {
         &self.plan
+    }
+
+    /// The workers of a rank; none when it is not in the group.
+    pub fn workers_of(&self, dp_rank: DpRank) -> &[WorkerId] {
+        let index = self.plan.group().dp_ranks().iter().position(|other| *other == dp_rank);
+        index.and_then(|index| self.workers.get(index)).map_or(&[], Vec::as_slice)
     }
 
     /// Encodes it. A pure function, apart from the fleet so that a shell can measure it.

@@ -93,6 +93,7 @@ impl Fleet {
             Input::Submit(spec) => self.submit(*spec),
             Input::Abort(request) => self.abort(request),
             Input::Order(order) => self.order(order),
+            Input::Stuck(request, message) => self.stuck(request, message),
             Input::Tick(now_ms) => self.tick(now_ms),
             Input::Stop(reason) => self.stop(&reason),
         }

@@ -163,6 +163,8 @@ pub enum Input {
     Abort(RequestId),
     /// An operator wants something.
     Order(Order),
+    /// No token can follow in the request: what its tokens are held to allows none, and why.
+    Stuck(RequestId, String),
     /// Time passes; milliseconds since any fixed moment.
     Tick(u64),
     /// The end, and why.
@@ -207,6 +209,8 @@ pub enum FailureKind {
     WorkerLost,
     /// A plan was refused or a reply was false.
     Internal,
+    /// What the request holds its tokens to allows none.
+    Stuck,
 }
 
 /// What the shell has to do.
@@ -273,6 +277,13 @@ pub enum Action {
         logprobs: Logprobs,
         /// Why there are no more.
         finish: Option<Finish>,
+    },
+    /// Drafts for the next row of a request whose tokens are masked; before its tokens of the same step.
+    Drafts {
+        /// Which.
+        request: RequestId,
+        /// In order.
+        drafts: Words,
     },
     /// Log-probabilities of prompt tokens, in order, from the second token on; before any token of the output.
     PromptLogprobs {

@@ -4,7 +4,7 @@ use paceline_scheduler::{RequestId, RequestSpec};
 
 use crate::fleet::Fleet;
 use crate::group::Group;
-use crate::message::{Action, Declined};
+use crate::message::{Action, Declined, FailureKind};
 
 impl Fleet {
     pub(crate) fn submit(&mut self, spec: RequestSpec) {
@@ -42,6 +42,14 @@ impl Fleet {
         }
         scheduler.submit(spec)?;
         Ok(())
+    }
+
+    /// The request ends with an error; a row of it in flight is dropped with its reply.
+    pub(crate) fn stuck(&mut self, request: RequestId, message: String) {
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.abort(request);
+        }
+        self.fail(request, FailureKind::Stuck, message);
     }
 
     pub(crate) fn abort(&mut self, request: RequestId) {

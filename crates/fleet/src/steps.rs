@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use paceline_plan::{DpRank, Epoch, StepId, StepReply};
+use paceline_plan::{DpRank, Epoch, RowDrafts, StepId, StepReply};
 use paceline_scheduler::Output;
 
 use crate::dispatch::{Dispatch, Encoded};
@@ -123,8 +123,14 @@ impl Fleet {
 
     fn commit(&mut self, place: Place, epoch: Epoch, step: StepId, reply: StepReply) -> Result<Vec<Output>, False> {
         let scheduler = self.scheduler.as_mut().expect("invariant: a step in flight has a scheduler");
+        let drafts = reply.drafts.clone();
         let mut outputs = std::mem::take(&mut self.outputs);
         let result = scheduler.commit_into(place.dp_rank, epoch, step, reply, &mut outputs);
+        for RowDrafts { seat, generation, drafts } in drafts {
+            if let Some(request) = scheduler.request_on(place.dp_rank, seat, generation) {
+                self.actions.push(Action::Drafts { request, drafts });
+            }
+        }
         let place = Place::new(place.dp_rank, 0);
         result.map(|()| outputs).map_err(|error| False::new(place, "reply", "an answer to the plan", error))
     }

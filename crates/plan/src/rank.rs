@@ -137,6 +137,15 @@ impl Row {
             LogitsWanted::All => self.query_len.get(),
         }
     }
+
+    /// How many masks follow: one for each position that is sampled.
+    pub const fn masks_count(&self) -> u32 {
+        match (self.mask, self.logits) {
+            (Mask::None | Mask::Inline, _) | (_, LogitsWanted::None) => 0,
+            (Mask::Follows, LogitsWanted::Last | LogitsWanted::All) => 1,
+            (Mask::Follows, LogitsWanted::Verify) => 1 + self.drafts,
+        }
+    }
 }
 
 /// Everything that [`RankPart`] holds, before it is checked.
@@ -198,7 +207,7 @@ impl RankPart {
     ///
     /// # Errors
     /// Rule 2 for more decode rows than rows, rule 9 when a row's drafts do not fit its length or a prompt chunk
-    /// has drafts, rule 11 when a seat has two rows.
+    /// has drafts, rule 11 when a seat has two rows, rule 19 for a mask in the plan or of a row without logits.
     pub fn new(draft: RankDraft) -> Result<Self, Error> {
         check_at_most(2, "decode_rows", draft.rows.len() as i64, draft.decode_rows.into())?;
         let (decode_rows, prompt_rows) = draft.rows.split_at(draft.decode_rows as usize);
@@ -214,6 +223,7 @@ impl RankPart {
                 return Err(Error::rule(20, "logits of a prompt row", LogitsWanted::Last.code(), row.logits.code()));
             }
         }
+        check_masks(&draft.rows)?;
         check_seats(&draft.rows)?;
         Ok(Self { draft })
     }
@@ -282,6 +292,15 @@ impl RankPart {
     pub fn tokens_real(&self) -> Tokens {
         let total: u64 = self.draft.rows.iter().map(|row| u64::from(row.query_len.get())).sum();
         Tokens::new(u32::try_from(total).unwrap_or(u32::MAX))
+    }
+}
+
+/// Rule 19: masks follow, and only rows that may sample have any.
+fn check_masks(rows: &[Row]) -> Result<(), Error> {
+    match rows.iter().find(|row| row.mask == Mask::Inline || (row.mask == Mask::Follows && row.masks_count() == 0)) {
+        Some(row) if row.mask == Mask::Inline => Err(Error::rule(19, "mask in a plan", Mask::Follows.code(), 1)),
+        Some(row) => Err(Error::rule(19, "mask of a row without logits", Mask::None.code(), row.mask.code())),
+        None => Ok(()),
     }
 }
 

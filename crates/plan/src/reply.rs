@@ -83,6 +83,17 @@ pub struct RowReply {
     pub logprobs: Logprobs,
 }
 
+/// The drafts that a row proposed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowDrafts {
+    /// Whose row.
+    pub seat: Seat,
+    /// Which life of the seat.
+    pub generation: SeatGeneration,
+    /// In order; at least one.
+    pub drafts: Words,
+}
+
 /// A worker's answer to a step, rows in the plan's order. Identity travels beside it, in the envelope.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepReply {
@@ -90,6 +101,8 @@ pub struct StepReply {
     pub dp_rank: DpRank,
     /// One entry per row.
     pub rows: Vec<RowReply>,
+    /// Of the rows whose mask followed and that proposed any, in order: the next masks are made with them (rule 19).
+    pub drafts: Vec<RowDrafts>,
     /// Forwards that ran.
     pub passes: u32,
     /// Collectives that were entered.
@@ -121,6 +134,11 @@ pub struct ReplyWire {
     emitted_counts: Words,
     emitted: Words,
     proposed: Words,
+    /// Rows whose drafts are told; how many each has.
+    draft_seats: Words,
+    draft_generations: Words,
+    draft_counts: Words,
+    drafts: Words,
     /// Log-probabilities reported by each row; empty when no row has any.
     logprob_rows: Words,
     /// Entries of each of them, 0 where none are wanted.
@@ -152,6 +170,24 @@ impl<'a> Cursor<'a> {
     }
 }
 
+fn row_drafts(wire: &ReplyWire) -> Result<Vec<RowDrafts>, Error> {
+    let count = wire.draft_seats.len();
+    for column in [&wire.draft_generations, &wire.draft_counts] {
+        check_equal(11, "length of a reply column", count as i64, column.len() as i64)?;
+    }
+    let mut words = Cursor { words: &wire.drafts, field: "drafts" };
+    let mut all = Vec::with_capacity(count);
+    for index in 0..count {
+        let (seat, generation) = (wire.draft_seats[index], wire.draft_generations[index]);
+        all.push(RowDrafts {
+            seat: Seat::new(seat),
+            generation: SeatGeneration::new(generation),
+            drafts: words.take(wire.draft_counts[index])?.into(),
+        });
+    }
+    words.finish().map(|()| all)
+}
+
 impl TryFrom<ReplyWire> for StepReply {
     type Error = Error;
 
@@ -166,6 +202,7 @@ impl TryFrom<ReplyWire> for StepReply {
         let timings_us = <[u32; 4]>::try_from(&wire.timings_us[..])
             .map_err(|_| Error::rule(11, "timings", 4, wire.timings_us.len() as i64))?;
         let mut emitted = Cursor { words: &wire.emitted, field: "emitted tokens" };
+        let drafts = row_drafts(&wire)?;
         let mut counts = Cursor { words: &wire.logprob_counts, field: "logprob counts" };
         let mut ids = Cursor { words: &wire.logprob_token_ids, field: "logprob token ids" };
         let mut bits = Cursor { words: &wire.logprob_bits, field: "logprob bits" };
@@ -194,7 +231,7 @@ impl TryFrom<ReplyWire> for StepReply {
         for cursor in [&emitted, &counts, &ids, &bits] {
             cursor.finish()?;
         }
-        Ok(Self { dp_rank: wire.dp_rank, rows, passes: wire.passes, collectives: wire.collectives, timings_us })
+        Ok(Self { dp_rank: wire.dp_rank, rows, drafts, passes: wire.passes, collectives: wire.collectives, timings_us })
     }
 }
 
@@ -203,7 +240,7 @@ impl Coded for StepReply {
 
     fn append_to(&self, bytes: &mut Vec<u8>) {
         let rows = &self.rows;
-        pack::list(bytes, 15);
+        pack::list(bytes, 19);
         pack::number(bytes, self.dp_rank.get());
         pack::column(bytes, rows, |row| row.seat.get());
         pack::column(bytes, rows, |row| row.generation.get());
@@ -212,6 +249,10 @@ impl Coded for StepReply {
         pack::column(bytes, rows, |row| row.emitted.len() as u32);
         pack::flat(bytes, rows.iter().map(|row| &row.emitted[..]));
         pack::column(bytes, rows, |row| row.proposed);
+        pack::column(bytes, &self.drafts, |row| row.seat.get());
+        pack::column(bytes, &self.drafts, |row| row.generation.get());
+        pack::column(bytes, &self.drafts, |row| row.drafts.len() as u32);
+        pack::flat(bytes, self.drafts.iter().map(|row| &row.drafts[..]));
         if rows.iter().any(|row| !row.logprobs.is_empty()) {
             let entries = rows.iter().flat_map(|row| &row.logprobs[..]);
             let counts: Vec<u32> = entries.clone().map(|entry| entry.token_ids.len() as u32).collect();

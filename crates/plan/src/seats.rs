@@ -10,8 +10,9 @@ mod state;
 
 use crate::error::{check_at_least, check_at_most, check_equal};
 use crate::{
-    Admission, BlockAppend, BlockId, DpRank, Epoch, Error, Feed, GroupId, GroupPart, LogitsWanted, RankPart, Release,
-    Row, RowReply, Seat, SeatGeneration, StepId, StepReply, WorkerLimits, check_rank, digest, from_bytes,
+    Admission, BlockAppend, BlockId, DpRank, Epoch, Error, Feed, GroupId, GroupPart, LogitsWanted, Mask, RankPart,
+    Release, Row, RowDrafts, RowReply, Seat, SeatGeneration, StepId, StepReply, WorkerLimits, check_rank, digest,
+    from_bytes,
 };
 
 pub use state::{RowOutcome, SeatState};
@@ -322,6 +323,9 @@ impl SeatTable {
         if wants_sample {
             check_equal(20, "end of a sampled prompt row", state.known().into(), end.into())?;
         }
+        if row.mask != Mask::None {
+            check_equal(19, "end of a prompt row with a mask", state.known().into(), end.into())?;
+        }
         self.check_lookahead(state, row, end)
     }
 
@@ -343,6 +347,7 @@ impl SeatTable {
     pub fn commit(&mut self, step: &WorkerStep, outcomes: Vec<RowOutcome>) -> Result<StepReply, Error> {
         check_equal(10, "row outcomes", step.rank.rows().len() as i64, outcomes.len() as i64)?;
         let mut rows = Vec::with_capacity(outcomes.len());
+        let mut drafts = Vec::new();
         for (index, (row, outcome)) in step.rank.rows().iter().zip(outcomes).enumerate() {
             let is_decode = index < step.rank.decode_rows() as usize;
             let most = match row.logits {
@@ -357,6 +362,10 @@ impl SeatTable {
             state.computed += if is_decode { 1 + outcome.accepted } else { row.query_len.get() };
             state.tokens.extend_from_slice(&outcome.emitted);
             state.drafts.clone_from(&outcome.proposed);
+            if row.mask != Mask::None && !outcome.proposed.is_empty() {
+                let (seat, generation) = (row.seat, row.generation);
+                drafts.push(RowDrafts { seat, generation, drafts: outcome.proposed[..].into() });
+            }
             rows.push(RowReply {
                 seat: row.seat,
                 generation: row.generation,
@@ -368,6 +377,7 @@ impl SeatTable {
             });
         }
         let dp_rank = step.rank.dp_rank();
-        Ok(StepReply { dp_rank, rows, passes: step.group.passes().len() as u32, collectives: 0, timings_us: [0; 4] })
+        let passes = step.group.passes().len() as u32;
+        Ok(StepReply { dp_rank, rows, drafts, passes, collectives: 0, timings_us: [0; 4] })
     }
 }

@@ -16,6 +16,7 @@ mod bytes;
 mod error;
 mod filter;
 mod logprobs;
+mod mask;
 pub mod ngram;
 pub mod noise;
 mod params;

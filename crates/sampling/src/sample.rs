@@ -1,6 +1,7 @@
 //! Choosing tokens: one row, or a row of drafts verified by sampling and matching.
 
 use crate::filter::{Filter, Kept, Scratch, key, key_logit, key_token};
+use crate::mask;
 use crate::noise::{NOISE_MAX, NoiseSource, noise_bound_of_word, noise_of_word};
 use crate::scan::{Largest, largest, token_id};
 use crate::{Context, Error, SamplingParams, TokenLogprobs, token_logprobs};
@@ -93,6 +94,38 @@ impl Sampler {
         chosen
     }
 
+    /// As [`Sampler::choose`], among the tokens that `allowed` allows: token t if bit `t % 32` of word `t / 32` is set.
+    ///
+    /// What is allowed counts for more than the adjustments: where they leave none of it, they are void.
+    ///
+    /// # Errors
+    /// Those of [`Sampler::choose`].
+    pub fn choose_allowed(
+        &self,
+        logits: &[f32],
+        context: &Context<'_>,
+        drafts: &[u32],
+        allowed: &[u32],
+        scratch: &mut Scratch,
+    ) -> Result<u32, Error> {
+        let mut row = std::mem::take(&mut scratch.adjusted.row);
+        if self.params.adjust.is_neutral() {
+            row.clear();
+            row.extend_from_slice(logits);
+        } else {
+            scratch.adjusted.row = row;
+            self.params.adjust.apply(logits, context, drafts, &mut scratch.adjusted);
+            row = std::mem::take(&mut scratch.adjusted.row);
+        }
+        if !mask::keep_allowed(&mut row, allowed) {
+            row.copy_from_slice(logits);
+            mask::keep_allowed(&mut row, allowed);
+        }
+        let chosen = self.sample(&row, context.index + drafts.len() as u64, scratch);
+        scratch.adjusted.row = row;
+        chosen
+    }
+
     /// Chooses the token at `index`, its 0-based position in prompt and output, from one row of logits as they are.
     ///
     /// # Errors
@@ -147,13 +180,30 @@ impl Sampler {
         scratch: &mut Scratch,
         emitted: &mut Vec<u32>,
     ) -> Result<usize, Error> {
+        self.verify_allowed(rows, &[], drafts, context, scratch, emitted)
+    }
+
+    /// [`Sampler::verify`] with a mask for each row that has one; rows past the end of `masks` have none.
+    fn verify_allowed(
+        &self,
+        rows: &[&[f32]],
+        masks: &[Option<&[u32]>],
+        drafts: &[u32],
+        context: &Context<'_>,
+        scratch: &mut Scratch,
+        emitted: &mut Vec<u32>,
+    ) -> Result<usize, Error> {
         let expected = drafts.len() + 1;
         if rows.len() != expected {
             return Err(Error::LogitsRows { expected, got: rows.len() });
         }
         let mut accepted = 0;
-        for row in rows {
-            let token_id = self.choose(row, context, &drafts[..accepted], scratch)?;
+        for (index, row) in rows.iter().enumerate() {
+            let before = &drafts[..accepted];
+            let token_id = match masks.get(index).copied().flatten() {
+                Some(allowed) => self.choose_allowed(row, context, before, allowed, scratch)?,
+                None => self.choose(row, context, before, scratch)?,
+            };
             emitted.push(token_id);
             if drafts.get(accepted) != Some(&token_id) {
                 break;
@@ -175,8 +225,24 @@ impl Sampler {
         context: &Context<'_>,
         scratch: &mut Scratch,
     ) -> Result<Produced, Error> {
+        self.produce_allowed(rows, &[], drafts, context, scratch)
+    }
+
+    /// [`Sampler::produce`] with a mask for each row that has one (see [`Sampler::choose_allowed`]); rows past the end
+    /// of `masks` have none. Log-probabilities are of the logits as they are, masked or not.
+    ///
+    /// # Errors
+    /// Those of [`Sampler::verify`].
+    pub fn produce_allowed(
+        &self,
+        rows: &[&[f32]],
+        masks: &[Option<&[u32]>],
+        drafts: &[u32],
+        context: &Context<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<Produced, Error> {
         let mut emitted = Vec::with_capacity(drafts.len() + 1);
-        let accepted = self.verify(rows, drafts, context, scratch, &mut emitted)?;
+        let accepted = self.verify_allowed(rows, masks, drafts, context, scratch, &mut emitted)?;
         let logprobs = match self.params.logprobs {
             None => Vec::new(),
             Some(top_count) => {

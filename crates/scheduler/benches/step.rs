@@ -31,7 +31,14 @@ fn replies(plan: &StepPlan) -> Vec<StepReply> {
             proposed: if row.logits == LogitsWanted::None { 0 } else { k_draft },
             logprobs: Logprobs::NONE,
         });
-        StepReply { dp_rank: rank.dp_rank(), rows: rows.collect(), passes: 1, collectives: 0, timings_us: [0; 4] }
+        StepReply {
+            dp_rank: rank.dp_rank(),
+            rows: rows.collect(),
+            drafts: Vec::new(),
+            passes: 1,
+            collectives: 0,
+            timings_us: [0; 4],
+        }
     };
     plan.ranks().iter().map(reply).collect()
 }

@@ -252,6 +252,9 @@ impl ReplyChecker<'_> {
                 self.check_row(index, sent, row)?;
             }
         }
+        if self.rank.constrained > 0 || !reply.drafts.is_empty() {
+            self.check_drafts(rows, reply)?;
+        }
         Ok(())
     }
 
@@ -267,6 +270,20 @@ impl ReplyChecker<'_> {
             && row.proposed <= self.k_draft
             && row.logprobs.is_empty()
             && row.emitted.iter().all(|token| *token < self.vocab_size)
+    }
+
+    /// Rule 19: the drafts of every row whose mask followed are told.
+    fn check_drafts(&self, rows: &[SentRow], reply: &StepReply) -> Result<(), Error> {
+        let mut told = reply.drafts.iter();
+        for (index, (sent, row)) in rows.iter().zip(&reply.rows).enumerate() {
+            if !sent.is_masked || row.proposed == 0 {
+                continue;
+            }
+            let of_row = told.next().filter(|told| (told.seat, told.generation) == (sent.seat, sent.generation));
+            let got = of_row.map_or(0, |told| told.drafts.len());
+            self.equal(index, "drafts", row.proposed.into(), got as i64)?;
+        }
+        self.equal(rows.len(), "rows with drafts", 0, told.count() as i64)
     }
 
     fn check_row(&self, index: usize, sent: &SentRow, row: &RowReply) -> Result<(), Error> {

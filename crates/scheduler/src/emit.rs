@@ -5,6 +5,7 @@ use paceline_plan::{
     SeatGeneration,
 };
 
+use crate::RequestId;
 use crate::rank::Rank;
 use crate::request::{Request, Requests, Slot};
 use crate::seated::Seated;
@@ -24,8 +25,25 @@ pub(crate) struct SentRow {
     pub(crate) known_max: u32,
     /// Whether the row gives a token.
     pub(crate) samples: bool,
+    /// Whether its masks follow.
+    pub(crate) is_masked: bool,
     /// Where the row's tokens end in the prompt, when they are reported with log-probabilities.
     pub(crate) reported_end: Option<u32>,
+}
+
+/// A row that was sent without its masks (rule 19).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskedRow {
+    /// The rank that runs it.
+    pub dp_rank: DpRank,
+    /// Whose it is.
+    pub id: RequestId,
+    /// Where it sits.
+    pub seat: Seat,
+    /// Which life of the seat.
+    pub generation: SeatGeneration,
+    /// Drafts that it verifies at most: it has one mask more.
+    pub drafts: u32,
 }
 
 /// What workers are told beyond what every drafter needs.
@@ -76,8 +94,22 @@ pub(crate) fn rank_part(
         seated.last_run = tick;
     }
     draft.decode_rows = rows.iter().map(|row| u32::from(row.is_decode)).sum();
+    if rank.constrained > 0 {
+        mask_rows(requests, &mut draft.rows, sent);
+    }
     rank.ran(rows.len(), tick);
     checked(draft)
+}
+
+/// Rule 19: the rows that sample for a constrained request wait for masks.
+fn mask_rows(requests: &Requests, rows: &mut [Row], sent: &mut [SentRow]) {
+    let added = sent.len() - rows.len();
+    for (row, sent) in rows.iter_mut().zip(&mut sent[added..]) {
+        if sent.samples && requests[sent.slot].constrained {
+            row.mask = Mask::Follows;
+            sent.is_masked = true;
+        }
+    }
 }
 
 /// Rule 16: where the request is once this row is answered, at most.
@@ -133,8 +165,8 @@ fn decode_row(seated: &Seated, selected: &Selected, query_len: Option<QueryLen>)
     let (logits, mask) = (LogitsWanted::Verify, Mask::None);
     let row = Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask };
     let (known_max, reported_end) = (start_max + 1, None);
-    let (is_decode, tokens, samples) = (true, 1, true);
-    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known_max, samples, reported_end })
+    let (is_decode, tokens, samples, is_masked) = (true, 1, true, false);
+    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known_max, samples, is_masked, reported_end })
 }
 
 fn prompt_row(seated: &Seated, request: &Request, selected: &Selected, query_len: Option<QueryLen>) -> (Row, SentRow) {
@@ -151,5 +183,6 @@ fn prompt_row(seated: &Seated, request: &Request, selected: &Selected, query_len
     let query_len = query_len.unwrap_or(QueryLen::verifying(tokens - 1));
     let row = Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask: Mask::None };
     let (known_max, reported_end) = (seated.fed, reports.then_some(request.prompt_len.min(end)));
-    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known_max, samples, reported_end })
+    let is_masked = false;
+    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known_max, samples, is_masked, reported_end })
 }

@@ -42,6 +42,7 @@ mod table;
 pub use cache::CacheChange;
 pub use commit::{Finish, Output};
 pub use config::{Config, Drafter, KByRows, QueueLimits};
+pub use emit::MaskedRow;
 pub use error::{Error, Refusal};
 pub use explain::{Explanation, HeldReason, RankExplanation, ShapeReason};
 pub use keys::{BlockKey, CacheSecret};

@@ -34,6 +34,8 @@ pub(crate) struct Rank {
     pub(crate) available: bool,
     /// Whether nothing runs here for now: requests keep their seats and blocks.
     pub(crate) paused: bool,
+    /// Requests on its seats whose tokens are masked (rule 19).
+    pub(crate) constrained: u32,
     pub(crate) seats: SeatPool,
     pub(crate) blocks: BlockPool,
     /// By seat: the numbers of who sits there.
@@ -73,6 +75,7 @@ impl Rank {
             place,
             available: true,
             paused: false,
+            constrained: 0,
             seats: SeatPool::new(limits.seats),
             blocks: BlockPool::new(limits.num_blocks, config.prefix_cache.is_some()),
             seated: vec![Seated::NOBODY; seats],
@@ -120,6 +123,7 @@ impl Rank {
     pub(crate) fn seat(&mut self, slot: Slot, request: &mut Request, tick: u64, limits: &WorkerLimits) -> Seat {
         let (seat, generation) = self.seats.take().expect("a request starts on a rank with a free seat");
         request.place = Place::Running { dp_rank: self.dp_rank, seat };
+        self.constrained += u32::from(request.constrained);
         let (known, end) = (request.known(), request.longest_computed() + 1);
         *self.on_mut(seat) =
             Seated { slot, generation, prompt_end: known, known, end, last_run: tick, ..Seated::NOBODY };
@@ -143,6 +147,7 @@ impl Rank {
     pub(crate) fn unseat(&mut self, seat: Seat, request: &mut Request) {
         request.place = Place::Void;
         self.recent[seat.index()].settle(request);
+        self.constrained -= u32::from(request.constrained);
         let Seated { slot, generation, in_flight, blocks_told, .. } =
             std::mem::replace(self.on_mut(seat), Seated::NOBODY);
         assert!(slot != Slot::NONE, "only a running request leaves a seat");

@@ -40,6 +40,8 @@ pub struct RequestSpec {
     pub prompt_logprobs: bool,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: Vec<u8>,
+    /// Whether masks say which of its tokens may be chosen (rule 19).
+    pub constrained: bool,
     /// A request with the same prompt (choices of one call): this one waits until that one's prompt is computed, to
     /// read it from the prefix cache.
     pub shares_prompt_with: Option<RequestId>,
@@ -84,6 +86,7 @@ pub(crate) struct Request {
     /// The prompt token whose log-probabilities are reported next; nothing when none are wanted or all are reported.
     /// The first token has none.
     pub(crate) report_next: Option<u32>,
+    pub(crate) constrained: bool,
     pub(crate) shares_prompt_with: Option<RequestId>,
     /// Names of its full blocks; none when the prefix cache is off.
     pub(crate) chain: KeyChain,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use paceline_plan::{DpRank, Epoch, GroupId, StepId};
+use paceline_plan::{DpRank, Epoch, GroupId, Seat, SeatGeneration, StepId};
 
 use crate::cache::CacheChange;
 use crate::keys::KeyChain;
@@ -13,7 +13,7 @@ use crate::request::{Place, Request, Requests};
 use crate::shape::ShapeRules;
 use crate::spare::Spare;
 use crate::stats::RankCounters;
-use crate::{Config, Error, Explanation, RankStats, Refusal, RequestId, RequestSpec, Stats, check};
+use crate::{Config, Error, Explanation, MaskedRow, RankStats, Refusal, RequestId, RequestSpec, Stats, check};
 
 /// Decides every step of every group.
 #[derive(Clone, Debug)]
@@ -109,6 +109,7 @@ impl Scheduler {
             priority: if self.config.policies.priority { spec.priority } else { 0 },
             history: spec.history,
             report_next: spec.prompt_logprobs.then_some(1).filter(|next| *next < prompt_len),
+            constrained: spec.constrained,
             // A prompt that no block holds is computed by each.
             shares_prompt_with: spec.shares_prompt_with.filter(|_| !chain.keys().is_empty()),
             chain,
@@ -219,6 +220,43 @@ impl Scheduler {
     pub fn in_flight(&self, group: GroupId) -> impl Iterator<Item = StepId> {
         let group = self.groups.get(group.get() as usize);
         group.into_iter().flat_map(|group| &group.in_flight).map(|in_flight| in_flight.step)
+    }
+
+    /// The rows of a group's newest step whose masks follow, rank by rank in the plan's order. Asked before anything is
+    /// committed or aborted after the plan.
+    pub fn masked_rows(&self, group: GroupId) -> Vec<MaskedRow> {
+        let state = self.groups.get(group.get() as usize);
+        let Some((state, in_flight)) = state.and_then(|state| Some((state, state.in_flight.back()?))) else {
+            return Vec::new();
+        };
+        let ranks = state.dp_ranks.iter().zip(&in_flight.rows);
+        let rows = ranks.flat_map(|(dp_rank, rows)| rows.iter().flatten().map(|row| (*dp_rank, row)));
+        let masked = rows.filter(|(_, row)| row.is_masked);
+        masked
+            .map(|(dp_rank, row)| MaskedRow {
+                dp_rank,
+                id: self.requests[row.slot].id,
+                seat: row.seat,
+                generation: row.generation,
+                drafts: row.drafts,
+            })
+            .collect()
+    }
+
+    /// Who sits on a seat in this life of it.
+    pub fn request_on(&self, dp_rank: DpRank, seat: Seat, generation: SeatGeneration) -> Option<RequestId> {
+        let rank = self.ranks.get(dp_rank.index())?;
+        let seated = rank.seated.get(seat.index())?;
+        let sits = seated.is_taken() && seated.generation == generation;
+        sits.then(|| self.requests[seated.slot].id)
+    }
+
+    /// The oldest step that a rank has not answered: the masks of its rows are due (rule 19).
+    pub fn oldest_owed(&self, dp_rank: DpRank) -> Option<(Epoch, StepId)> {
+        let group = &self.groups[self.ranks.get(dp_rank.index())?.group];
+        let index = group.dp_ranks.iter().position(|other| *other == dp_rank)?;
+        let owed = group.in_flight.iter().find(|in_flight| in_flight.rows[index].is_some())?;
+        Some((group.epoch, owed.step))
     }
 
     /// Most drafts of a row that a group's newest step could verify, by the load before it; k before the first step.

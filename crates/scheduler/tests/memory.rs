@@ -46,6 +46,7 @@ fn submit(scheduler: &mut Scheduler, id: u32) {
         history: false,
         prompt_logprobs: false,
         cache_salt: Vec::new(),
+        constrained: false,
         shares_prompt_with: None,
     };
     scheduler.submit(spec).expect("fits");
@@ -77,7 +78,7 @@ fn reply(part: &RankPart, k_draft: u32, known: &mut Known) -> StepReply {
         });
         *known += emitted;
     }
-    StepReply { dp_rank: part.dp_rank(), rows, passes: 1, collectives: 0, timings_us: [0; 4] }
+    StepReply { dp_rank: part.dp_rank(), rows, drafts: Vec::new(), passes: 1, collectives: 0, timings_us: [0; 4] }
 }
 
 struct Run {

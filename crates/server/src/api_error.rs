@@ -158,6 +158,7 @@ impl ApiError {
             FailureKind::WorkerLost => Self::new(Kind::Unavailable, message),
             FailureKind::Internal => Self::new(Kind::Internal, message),
             FailureKind::SlowReader => Self::new(Kind::SlowReader, message),
+            FailureKind::Stuck => Self::new(Kind::Invalid, message),
         }
     }
 }

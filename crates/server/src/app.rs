@@ -7,6 +7,7 @@ use paceline_engine::Handle;
 use tokio::sync::Semaphore;
 
 use crate::Options;
+use crate::generate::Grammars;
 use crate::metrics::Metrics;
 
 /// Shared state of all handlers; clones are cheap.
@@ -17,6 +18,8 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) handle: Handle,
     pub(crate) metrics: Metrics,
+    /// What answers can be held to.
+    pub(crate) grammars: Grammars,
     /// Places for calls that run or wait.
     pub(crate) open_calls: Arc<Semaphore>,
     /// Seconds since 1970 when the server was built: `created` of the model.
@@ -27,7 +30,7 @@ impl Shared {
     pub(crate) fn new(options: Options, handle: Handle) -> App {
         let metrics = Metrics::new(&handle, &options.model_name);
         let open_calls = Arc::new(Semaphore::new(options.limits.open_calls.min(Semaphore::MAX_PERMITS)));
-        Arc::new(Self { options, handle, metrics, open_calls, started_unix_s: unix_s() })
+        Arc::new(Self { options, handle, metrics, grammars: Grammars::default(), open_calls, started_unix_s: unix_s() })
     }
 
     /// Names the program and its layout in responses: results repeat only within one of them.

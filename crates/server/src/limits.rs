@@ -41,6 +41,9 @@ pub const STOP_STRING_BYTES_MAX: usize = 1_024;
 /// Stop token ids of one call.
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
 
+/// Time that the grammar of one call may take to compile.
+pub const GRAMMAR_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// Tools of one chat.
 pub const TOOLS_MAX: usize = 128;
 

@@ -55,6 +55,7 @@ pub(crate) fn spec(index: u32, request: &TraceRequest, options: &Options) -> Req
         history: false,
         prompt_logprobs: false,
         cache_salt: Vec::new(),
+        constrained: false,
         shares_prompt_with: None,
     }
 }

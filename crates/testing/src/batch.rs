@@ -2,12 +2,12 @@
 
 use paceline_plan::arrays::{Extent, PassArrays, fill_extend, fill_single, fill_target};
 use paceline_plan::seats::{RowOutcome, SeatState, SeatTable, StepHeader, WorkerStep};
-use paceline_plan::{Error, LogitsWanted, Pass, Row, StepReply, TokenLogprobs, WorkerLimits};
+use paceline_plan::{Error, LogitsWanted, Pass, Row, StepMasks, StepReply, TokenLogprobs, Words, WorkerLimits};
 use paceline_proto::v1::AttentionContract;
 use paceline_sampling::SamplingParams;
 
 use crate::contract;
-use crate::model::{drafts, next_token};
+use crate::model::{drafts, masked_token};
 
 /// The arrays of a pass, at capacity.
 struct Buffers {
@@ -126,17 +126,23 @@ impl Batch {
         Ok(step)
     }
 
-    /// Fills the arrays of every pass, runs the scripted model and gives the reply.
+    /// Fills the arrays of every pass, runs the scripted model and gives the reply. `masks` are those that followed the plan.
     ///
     /// # Errors
     /// The broken rule with both numbers.
-    pub fn run(&mut self, step: &WorkerStep) -> Result<StepReply, Error> {
+    pub fn run(&mut self, step: &WorkerStep, masks: &StepMasks) -> Result<StepReply, Error> {
+        masks.check(&step.rank, self.table.limits().vocab_size)?;
         let table = &self.table;
         let logits = self.buffers.fill(|arrays, extent| fill_target(table, step, arrays, extent))?;
         self.check_launch(step.group.target())?;
         let wanted: u32 = step.rank.rows().iter().map(Row::logits_count).sum();
         equal(20, "logits", wanted.into(), logits as i64)?;
-        let mut outcomes = step.rank.rows().iter().map(|row| self.outcome(row)).collect::<Result<Vec<_>, _>>()?;
+        let mut masks = masks.rows.iter();
+        let mut outcomes = Vec::with_capacity(step.rank.rows().len());
+        for row in step.rank.rows() {
+            let of_row = if row.masks_count() > 0 { masks.next() } else { None };
+            outcomes.push(self.outcome(row, of_row.map_or(&[], |masks| &masks.positions))?);
+        }
         let drafts: Vec<Vec<u32>> =
             step.rank.rows().iter().zip(&outcomes).map(|(row, outcome)| self.drafts(step, row, outcome)).collect();
         let mut passes = 1;
@@ -195,11 +201,12 @@ impl Batch {
         drafts(&tokens, step.group.k_draft(), self.accept_percent, self.table.limits().vocab_size)
     }
 
-    fn outcome(&self, row: &Row) -> Result<RowOutcome, Error> {
+    fn outcome(&self, row: &Row, masks: &[Option<Words>]) -> Result<RowOutcome, Error> {
         let state = self.table.seat(row.seat).ok_or(Error::rule(11, "request on the seat", 1, 0))?;
         let vocab_size = self.table.limits().vocab_size;
         let mut tokens = state.tokens().to_vec();
         let known = tokens.len();
+        let next = |tokens: &[u32]| masked_token(tokens, vocab_size, masks.get(tokens.len() - known));
         let mut accepted = 0;
         let ends_what_is_known = state.computed() + row.query_len.get() == state.known();
         match row.logits {
@@ -208,10 +215,10 @@ impl Batch {
                 return Ok(RowOutcome { logprobs, ..RowOutcome::default() });
             }
             LogitsWanted::None => return Ok(RowOutcome::default()),
-            LogitsWanted::Last | LogitsWanted::All => tokens.push(next_token(&tokens, vocab_size)),
+            LogitsWanted::Last | LogitsWanted::All => tokens.push(next(&tokens)),
             LogitsWanted::Verify => {
                 for draft in state.drafts_of(row) {
-                    let token = next_token(&tokens, vocab_size);
+                    let token = next(&tokens);
                     tokens.push(token);
                     if token != *draft {
                         break;
@@ -219,7 +226,7 @@ impl Batch {
                     accepted += 1;
                 }
                 if tokens.len() - known == accepted as usize {
-                    tokens.push(next_token(&tokens, vocab_size));
+                    tokens.push(next(&tokens));
                 }
             }
         }

@@ -12,6 +12,7 @@ mod behaviour;
 mod contract;
 pub mod load;
 pub mod model;
+mod steps;
 mod worker;
 
 pub use behaviour::Behaviour;

@@ -2,6 +2,8 @@
 //!
 //! So the text of a request is known in advance, whatever the batches, the ranks, preemptions and drafts were.
 
+use paceline_plan::Words;
+
 const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0000_0100_0000_01b3;
 
@@ -14,6 +16,15 @@ pub fn next_token(tokens: &[u32], vocab_size: u32) -> u32 {
     let hash = tokens.iter().fold(OFFSET_BASIS, |hash, token| mix(hash, *token));
     let folded = (hash ^ (hash >> 32)) & u64::from(u32::MAX);
     (folded % u64::from(vocab_size.max(1))) as u32
+}
+
+/// The token that follows `tokens` where only some may: the model's own, else the next higher one that is allowed,
+/// counted round.
+pub fn masked_token(tokens: &[u32], vocab_size: u32, mask: Option<&Option<Words>>) -> u32 {
+    let own = next_token(tokens, vocab_size);
+    let Some(Some(mask)) = mask else { return own };
+    let allows = |token: &u32| mask[*token as usize / 32] >> (token % 32) & 1 == 1;
+    (0..vocab_size).map(|step| (own + step) % vocab_size).find(allows).unwrap_or(own)
 }
 
 /// The `count` tokens that follow `prompt`.

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_plan::seats::{SeatTable, WorkerStep};
-use paceline_plan::{DpRank, Epoch, Error as PlanError, Mode, WorkerLimits};
+use paceline_plan::{DpRank, Epoch, Error as PlanError, Mode, StepMasks, StepReply, WorkerLimits};
 use paceline_proto::v1::control_from_worker::Message as ToDaemon;
 use paceline_proto::v1::control_to_worker::Message as FromDaemon;
 use paceline_proto::v1::workers_client::WorkersClient;
 use paceline_proto::v1::{
     ControlFromWorker, ControlToWorker, Failure, Formed, Heartbeat, Hello, Join, Loaded, Reply, StepEnvelope,
-    StepFromWorker, StoreBound, Welcome, WorkerSettings, step_from_worker, step_to_worker,
+    StepFromWorker, StoreBound, Welcome, WorkerSettings, step_from_worker,
 };
 use paceline_proto::{PROTOCOL_HASH, wire};
 use tokio::sync::mpsc;
@@ -22,6 +22,7 @@ use tonic::transport::{Channel, Endpoint};
 use crate::batch::Batch;
 use crate::behaviour::Behaviour;
 use crate::contract::declared;
+use crate::steps::Steps;
 
 /// Why a scripted worker ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -132,7 +133,7 @@ fn client(channel: Channel) -> WorkersClient<Channel> {
         .max_encoding_message_size(wire::MESSAGE_LIMIT)
 }
 
-fn lost(status: impl std::fmt::Display) -> Ended {
+pub(crate) fn lost(status: impl std::fmt::Display) -> Ended {
     Ended::Lost(status.to_string())
 }
 
@@ -188,17 +189,12 @@ impl Worker {
         });
         steps_sender.send(StepFromWorker { message: Some(hello) }).await.map_err(lost)?;
         let stream = ReceiverStream::new(steps_receiver);
-        let mut steps = client(steps_channel).steps(stream).await.map_err(lost)?.into_inner();
+        let mut steps = Steps::new(client(steps_channel).steps(stream).await.map_err(lost)?.into_inner());
         loop {
             tokio::select! {
                 message = control.receive() => self.obey(&control, message?, &mut batch).await?,
-                message = steps.message() => match message.map_err(lost)? {
-                    Some(step_to_worker) => {
-                        let Some(step_to_worker::Message::Step(envelope)) = step_to_worker.message else {
-                            return Err(lost("the daemon sent a step message of an unknown kind"));
-                        };
-                        self.step(envelope, &mut batch, &steps_sender).await?;
-                    }
+                plan = steps.next_plan() => match plan? {
+                    Some(envelope) => self.step(envelope, &mut batch, &mut steps, &steps_sender).await?,
                     None => return Err(self.last_word(&mut control).await),
                 },
             }
@@ -290,6 +286,7 @@ impl Worker {
         &self,
         envelope: StepEnvelope,
         batch: &mut Batch,
+        steps: &mut Steps,
         replies: &mpsc::Sender<StepFromWorker>,
     ) -> Result<(), Ended> {
         let behaviour = &self.behaviour;
@@ -306,8 +303,11 @@ impl Worker {
             return Ok(());
         }
         let asked_to_refuse = PlanError::rule(13, "a refusal that the test asked for", 0, 1);
-        let result =
-            if is_now(behaviour.refuse_at_step) { Err(asked_to_refuse) } else { self.execute(&envelope, batch) };
+        let result = if is_now(behaviour.refuse_at_step) {
+            Err(asked_to_refuse)
+        } else {
+            self.execute(&envelope, batch, steps).await?
+        };
         if behaviour.delay_ms > 0 {
             tokio::time::sleep(Duration::from_millis(behaviour.delay_ms)).await;
         }
@@ -335,15 +335,42 @@ impl Worker {
         replies.send(StepFromWorker { message: Some(message) }).await.map_err(lost)
     }
 
-    fn execute(&self, envelope: &StepEnvelope, batch: &mut Batch) -> Result<paceline_plan::StepReply, PlanError> {
+    /// Executes a plan, with its masks where they follow; the refusal of either, or the end of the worker.
+    async fn execute(
+        &self,
+        envelope: &StepEnvelope,
+        batch: &mut Batch,
+        steps: &mut Steps,
+    ) -> Result<Result<StepReply, PlanError>, Ended> {
         let began = Instant::now();
-        let step = batch.begin(envelope.header(), &envelope.group_part, &envelope.rank_part)?;
+        let step = match batch.begin(envelope.header(), &envelope.group_part, &envelope.rank_part) {
+            Ok(step) => step,
+            Err(error) => return Ok(Err(error)),
+        };
         let decoded = Instant::now();
-        let record = record(&step, batch.table().occupied());
+        let masks = if step.rank.rows().iter().any(|row| row.masks_count() > 0) {
+            match steps.masks_of(envelope).await? {
+                Ok(masks) => masks,
+                Err(error) => return Ok(Err(error)),
+            }
+        } else {
+            StepMasks::default()
+        };
+        Ok(self.run(&step, &masks, batch, (began, decoded)))
+    }
+
+    fn run(
+        &self,
+        step: &WorkerStep,
+        masks: &StepMasks,
+        batch: &mut Batch,
+        (began, decoded): (Instant, Instant),
+    ) -> Result<StepReply, PlanError> {
+        let record = record(step, batch.table().occupied());
         if self.behaviour.log_steps {
             eprintln!("dp{}: {record:?}", self.behaviour.dp_rank);
         }
-        let mut reply = batch.run(&step)?;
+        let mut reply = batch.run(step, masks)?;
         self.records.push(record);
         reply.timings_us[0] = micros(decoded - began);
         reply.timings_us[3] = micros(decoded.elapsed());

@@ -23,6 +23,7 @@ from paceline.v1.worker_pb2 import (
     Form,
     Formed,
     Loaded,
+    Masks,
     Progress,
     Refused,
     Reply,
@@ -52,6 +53,9 @@ class Outlet(Protocol):
     def send_step(self, message: StepFromWorker) -> None:
         """Send on the Steps stream."""
 
+    def next_masks(self) -> Masks:
+        """Wait for the masks that come next on the Steps stream."""
+
 
 class Execution:
     """A loaded model and the messages that it obeys. Used by the model thread only."""
@@ -73,7 +77,7 @@ class Execution:
         started = time.monotonic()
         self._loaded = loaded = load(folder, dp_rank, welcome, self._groups, self._progress)
         keep_freed_memory()
-        self._runner = Runner(loaded, pulse, dp_rank=dp_rank, is_lockstep=settings.lockstep)
+        self._runner = Runner(loaded, pulse, dp_rank=dp_rank, is_lockstep=settings.lockstep, next_masks=outlet.next_masks)
         if self._placement.world_size == 1:
             self._warm_up()
         contract = loaded.backend.contract

@@ -6,12 +6,13 @@ It derives no shape. A real step, a dummy and a warm-up take the same path throu
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from paceline._core import Pass, Pulse, Step
-from paceline.v1.worker_pb2 import StepEnvelope
+from paceline.v1.worker_pb2 import Masks, StepEnvelope
 from paceline.worker.checks import Launch, LaunchRefusedError, check_launch
 from paceline.worker.drafter_checks import Drafted, TargetCopy, check_extend, check_single
 from paceline.worker.load import LoadedModel
@@ -52,8 +53,13 @@ class _Stopwatch:
 class Runner:
     """Executes plans on one worker, over buffers that are allocated once."""
 
-    def __init__(self, loaded: LoadedModel, pulse: Pulse, *, dp_rank: int, is_lockstep: bool) -> None:
-        """Take what was loaded. With `is_lockstep`, workers compare what they launch before each pass."""
+    def __init__(
+        self, loaded: LoadedModel, pulse: Pulse, *, dp_rank: int, is_lockstep: bool, next_masks: Callable[[], Masks] | None = None
+    ) -> None:
+        """Take what was loaded. With `is_lockstep`, workers compare what they launch before each pass.
+
+        `next_masks` waits for the masks that come next; they come in the order of the steps that need them.
+        """
         self._loaded = loaded
         self._core = loaded.core
         self._arrays = loaded.arrays
@@ -64,6 +70,7 @@ class Runner:
         self._pulse = pulse
         self._dp_rank = dp_rank
         self._is_lockstep = is_lockstep
+        self._next_masks = next_masks
 
     @property
     def network(self) -> PassRunner:
@@ -100,6 +107,8 @@ class Runner:
         hidden = self._network.target(launch)
         logits = self._network.logits(hidden, launch.logits)
         watch.lap(_FORWARD)
+        if step.masked_rows:
+            self._wait_for_masks(step)
         self._core.sample(step, logits)
         if kept is None:
             self._core.propose_ngram(step)
@@ -110,6 +119,14 @@ class Runner:
         collectives = self._groups.collectives - collectives_before
         body = self._core.reply(step, watch.timings_us, collectives)
         return Executed(body, self._core.tokens_digest, len(passes), collectives)
+
+    def _wait_for_masks(self, step: Step) -> None:
+        """Rule 19: the daemon makes them while the forward runs. Those of an epoch that has ended are no news."""
+        assert self._next_masks is not None, "a runner without masks gets no plan whose masks follow"
+        masks = self._next_masks()
+        while masks.epoch < step.epoch:
+            masks = self._next_masks()
+        self._core.set_masks(step, masks.epoch, masks.step, masks.body)
 
     def _expected_passes(self, step: Step) -> list[Pass]:
         """The step's passes. Those of a drafter are for a worker that has its network, which has one in every step."""

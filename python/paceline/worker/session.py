@@ -31,6 +31,7 @@ from paceline.v1.worker_pb2 import (
     Form,
     Hello,
     Join,
+    Masks,
     StepEnvelope,
     StepFromWorker,
     StepToWorker,
@@ -83,6 +84,8 @@ class Session:
         self._incarnation = uuid.uuid4().hex[:16]
         self._pulse = Pulse()
         self._work: SimpleQueue[Welcome | BindStore | Form | StepEnvelope] = SimpleQueue()
+        # Beside the work: the model thread waits for them in the middle of a step.
+        self._masks: SimpleQueue[Masks] = SimpleQueue()
         self._endings: SimpleQueue[Ending] = SimpleQueue()
         self._failure: Ending | None = None
         self._control: Stream[ControlFromWorker, ControlToWorker]
@@ -123,6 +126,10 @@ class Session:
     def send_step(self, message: StepFromWorker) -> None:
         """Send on the Steps stream."""
         self._steps.send(message)
+
+    def next_masks(self) -> Masks:
+        """Wait for the masks that come next on the Steps stream."""
+        return self._masks.get()
 
     def _introduce(self) -> Join:
         options = self._options
@@ -191,7 +198,10 @@ class Session:
     def _receive_steps(self) -> None:
         try:
             for message in self._steps.receive():
-                self._work.put(message.step)
+                if message.HasField("masks"):
+                    self._masks.put(message.masks)
+                else:
+                    self._work.put(message.step)
         except DaemonLostError as error:
             # A daemon that stops closes both streams; the reason is on the other one, and may come a moment later.
             self._control_ended.wait(_LAST_WORDS_S)

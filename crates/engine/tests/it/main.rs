@@ -4,6 +4,7 @@ mod admin;
 mod ahead;
 mod fleet;
 mod losses;
+mod masks;
 mod random;
 mod shapes;
 mod support;

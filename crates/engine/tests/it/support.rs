@@ -223,6 +223,7 @@ pub(crate) fn request(prompt: &[u32], max_new_tokens: u32) -> GenerateRequest {
         max_new_tokens,
         stop_token_ids: Vec::new(),
         sampling: SamplingParams::greedy(),
+        constraint: None,
         dp_rank: None,
         priority: 0,
         cache_salt: Vec::new(),

@@ -81,6 +81,7 @@ pub(crate) fn spec(id: u64, pinned: Option<u32>) -> Input {
         history: false,
         prompt_logprobs: false,
         cache_salt: Vec::new(),
+        constrained: false,
         shares_prompt_with: None,
     }))
 }

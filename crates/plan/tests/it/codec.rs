@@ -1,8 +1,8 @@
 //! Bytes: what goes out comes back, and no bytes bring the decoder down.
 
 use paceline_plan::{
-    Error, GroupPart, RankPart, RowReply, Seat, SeatGeneration, StepReply, TokenLogprobs, Words, digest, from_bytes,
-    to_bytes,
+    Error, GroupPart, RankPart, RowDrafts, RowReply, Seat, SeatGeneration, StepReply, TokenLogprobs, Words, digest,
+    from_bytes, to_bytes,
 };
 use proptest::prelude::*;
 
@@ -29,6 +29,7 @@ fn parts_come_back_as_they_went() {
             proposed: 2,
             logprobs: vec![TokenLogprobs { token_ids: vec![9, 4], logprob_bits: vec![0x3f80_0000, 1] }].into(),
         }],
+        drafts: vec![RowDrafts { seat: Seat::new(3), generation: SeatGeneration::new(1), drafts: vec![8, 9].into() }],
         ..StepReply::default()
     };
     assert_eq!(from_bytes::<StepReply>(&to_bytes(&reply)), Ok(reply));

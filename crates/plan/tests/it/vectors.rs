@@ -5,6 +5,7 @@
 
 mod ahead;
 mod drafting;
+mod masks;
 
 use std::path::PathBuf;
 
@@ -141,6 +142,7 @@ fn send(table: &mut SeatTable, group: &Value, rank: &Value) -> Value {
     let mut group = group.clone();
     let accepted = group.as_object_mut().and_then(|fields| fields.remove("accepted"));
     let accepted = accepted.and_then(|accepted| accepted.as_u64()).unwrap_or(0);
+    let masks = group.as_object_mut().and_then(|fields| fields.remove("masks"));
     let group = &group;
     let group_part = group_bytes(group);
     let number = |field: &str| group[field].as_u64().unwrap_or(0);
@@ -151,6 +153,10 @@ fn send(table: &mut SeatTable, group: &Value, rank: &Value) -> Value {
         digest: digest(&group_part),
     };
     let outcome = match table.begin(header, &group_part, &rank_bytes(rank)) {
+        Ok(step) if masks::refusal(&step, masks.as_ref()).is_some() => {
+            let refused = masks::refusal(&step, masks.as_ref());
+            json!({"refused": refused.as_ref().map(refusal_json), "layer": "masks"})
+        }
         Ok(step) => {
             let mut expect = json!({"arrays": arrays_json(|arrays, extent| fill_target(table, &step, arrays, extent))});
             let mut outcomes = outcomes(table, &step, accepted as usize);
@@ -165,6 +171,9 @@ fn send(table: &mut SeatTable, group: &Value, rank: &Value) -> Value {
         Err(error) => json!({"refused": refusal_json(&error), "layer": layer(group, rank)}),
     };
     let mut step = json!({"group": group, "rank": rank, "expect": outcome});
+    if let Some(masks) = masks {
+        step["masks"] = masks;
+    }
     if accepted > 0 {
         step["accepted"] = json!(accepted);
     }

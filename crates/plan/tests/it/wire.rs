@@ -48,6 +48,9 @@ const PASS: &[(&str, Kind)] = &[
     ("dummy", Words),
 ];
 
+const MASKS: &[(&str, Kind)] =
+    &[("seats", Words), ("generations", Words), ("counts", Words), ("lengths", Words), ("words", Words)];
+
 const GROUP: &[(&str, Kind)] = &[
     ("group", Number),
     ("epoch", Number),
@@ -133,6 +136,11 @@ fn pack(value: &Value, fields: &[(&str, Kind)]) -> Vec<u8> {
 /// The msgpack body of a group part.
 pub(crate) fn group_bytes(value: &Value) -> Vec<u8> {
     pack(value, GROUP)
+}
+
+/// The msgpack body of a step's masks.
+pub(crate) fn masks_bytes(value: &Value) -> Vec<u8> {
+    pack(value, MASKS)
 }
 
 /// The msgpack body of a rank part.

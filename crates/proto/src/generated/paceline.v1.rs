@@ -1067,6 +1067,12 @@ pub struct GenerateRequest {
     /// Cached prefixes are shared only with calls of the same salt, not empty. Absent: with all calls that have none.
     #[prost(string, optional, tag = "15")]
     pub cache_salt: ::core::option::Option<::prost::alloc::string::String>,
+    /// What the answer has to be. Absent: any text. In a chat it holds behind the reasoning.
+    #[prost(message, optional, tag = "20")]
+    pub structured_outputs: ::core::option::Option<StructuredOutputs>,
+    /// Tokens of reasoning at most, in a chat with a model whose reasoning the server reads. Absent: no limit.
+    #[prost(uint32, optional, tag = "21")]
+    pub thinking_token_budget: ::core::option::Option<u32>,
     #[prost(oneof = "generate_request::Prompt", tags = "2, 3, 4")]
     pub prompt: ::core::option::Option<generate_request::Prompt>,
 }
@@ -1081,6 +1087,44 @@ pub mod generate_request {
         #[prost(message, tag = "4")]
         Chat(super::ChatPrompt),
     }
+}
+/// A constraint on the text of an answer: every token is chosen among those that it allows.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StructuredOutputs {
+    /// No blanks between the parts of JSON. Absent: false.
+    #[prost(bool, optional, tag = "6")]
+    pub disable_any_whitespace: ::core::option::Option<bool>,
+    /// Whether objects have only the members that their schema names, where it says nothing of others. Absent: true.
+    #[prost(bool, optional, tag = "7")]
+    pub disable_additional_properties: ::core::option::Option<bool>,
+    #[prost(oneof = "structured_outputs::Constraint", tags = "1, 2, 3, 4, 5")]
+    pub constraint: ::core::option::Option<structured_outputs::Constraint>,
+}
+/// Nested message and enum types in `StructuredOutputs`.
+pub mod structured_outputs {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Constraint {
+        /// A JSON schema, as text.
+        #[prost(string, tag = "1")]
+        Json(::prost::alloc::string::String),
+        /// Text that the whole expression matches.
+        #[prost(string, tag = "2")]
+        Regex(::prost::alloc::string::String),
+        /// One of these texts.
+        #[prost(message, tag = "3")]
+        Choice(super::Choices),
+        /// A context-free grammar in Lark's syntax, from its rule `start`.
+        #[prost(string, tag = "4")]
+        Grammar(::prost::alloc::string::String),
+        /// Any JSON object; must be true.
+        #[prost(bool, tag = "5")]
+        JsonObject(bool),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Choices {
+    #[prost(string, repeated, tag = "1")]
+    pub texts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TokenIds {
@@ -2300,7 +2344,7 @@ pub mod step_from_worker {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StepToWorker {
-    #[prost(oneof = "step_to_worker::Message", tags = "1")]
+    #[prost(oneof = "step_to_worker::Message", tags = "1, 2")]
     pub message: ::core::option::Option<step_to_worker::Message>,
 }
 /// Nested message and enum types in `StepToWorker`.
@@ -2309,6 +2353,8 @@ pub mod step_to_worker {
     pub enum Message {
         #[prost(message, tag = "1")]
         Step(super::StepEnvelope),
+        #[prost(message, tag = "2")]
+        Masks(super::Masks),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2340,6 +2386,20 @@ pub struct StepEnvelope {
     /// plan::RankPart
     #[prost(bytes = "bytes", tag = "6")]
     pub rank_part: ::prost::bytes::Bytes,
+}
+/// The masks of the rows whose mask follows (rule 19), sent once the step before is committed; sampling waits for them.
+/// Steps of one epoch come in order. None is sent for a step without such rows.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Masks {
+    #[prost(uint32, tag = "1")]
+    pub group: u32,
+    #[prost(uint32, tag = "2")]
+    pub epoch: u32,
+    #[prost(uint64, tag = "3")]
+    pub step: u64,
+    /// plan::StepMasks
+    #[prost(bytes = "bytes", tag = "4")]
+    pub body: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Reply {

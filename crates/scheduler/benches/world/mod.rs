@@ -90,6 +90,7 @@ fn submit(scheduler: &mut Scheduler, id: u64, prompt: u32, max_new_tokens: u32, 
         history: false,
         prompt_logprobs: false,
         cache_salt: Vec::new(),
+        constrained: false,
         shares_prompt_with: None,
     };
     scheduler.submit(spec).expect("fits");

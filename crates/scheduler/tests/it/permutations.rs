@@ -41,6 +41,7 @@ impl Side {
             history: false,
             prompt_logprobs: false,
             cache_salt: Vec::new(),
+            constrained: false,
             shares_prompt_with: None,
         };
         self.scheduler.submit(spec).is_ok()

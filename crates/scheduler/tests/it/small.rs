@@ -255,6 +255,7 @@ impl Small {
             history: false,
             prompt_logprobs: false,
             cache_salt: Vec::new(),
+            constrained: false,
             shares_prompt_with: None,
         };
         self.scheduler.submit(spec).expect("the request fits");

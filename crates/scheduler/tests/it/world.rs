@@ -149,6 +149,7 @@ impl World {
             history: true,
             prompt_logprobs: false,
             cache_salt: Vec::new(),
+            constrained: false,
             shares_prompt_with: None,
         }
     }

@@ -13,6 +13,7 @@ use super::prompt::{PromptPart, TokenizedPrompt};
 use super::record::CallRecord;
 use super::sampling::sampling_params;
 use super::sequence::{Sequence, SequenceOptions};
+use super::structure::held;
 use super::tokenize::tokenize;
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
@@ -52,6 +53,7 @@ async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<Adm
         let message = format!("there is no rank {dp_rank}; ranks are 0 to {}", limits.dp_size.saturating_sub(1));
         return Err(ApiError::invalid("X-data-parallel-rank", message));
     }
+    let held = held(app, &call).await?;
     let (call, prompts) = tokenize(app.options.tokenizer.clone(), call, limits.max_model_len).await?;
     let mut requests = Vec::with_capacity(prompts.len() * call.choices as usize);
     let mut prompt_tokens = 0;
@@ -74,6 +76,7 @@ async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<Adm
                 max_new_tokens: max_new_tokens.max(1),
                 stop_token_ids: stop_token_ids(&call.stopping, app),
                 sampling: SamplingParams { seed, ..sampling.clone() },
+                constraint: held.as_ref().map(|held| held.constraint(prompt.text.as_deref().unwrap_or_default())),
                 dp_rank: call.dp_rank,
                 priority: call.priority,
                 cache_salt: call.cache_salt.clone().unwrap_or_default().into_bytes(),

@@ -1,6 +1,7 @@
 //! A call as a protocol understood it: typed, but not yet checked against the model.
 
-use paceline_text::ChatInput;
+use paceline_grammar::Source;
+use paceline_text::{ChatInput, ReasoningFormat};
 
 /// One prompt.
 #[derive(Debug, Clone)]
@@ -74,6 +75,28 @@ pub(crate) struct Stopping {
     pub(crate) include_stop: bool,
 }
 
+/// What an answer has to be, and the field that said so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Structure {
+    pub(crate) field: String,
+    pub(crate) source: Source,
+}
+
+impl Structure {
+    pub(crate) fn new(field: impl Into<String>, source: Source) -> Self {
+        Self { field: field.into(), source }
+    }
+}
+
+/// Reasoning before the answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Thinking {
+    /// How it is marked, where answers are read for it.
+    pub(crate) format: Option<ReasoningFormat>,
+    /// Its tokens at most.
+    pub(crate) budget: Option<u32>,
+}
+
 /// Everything a call asks for.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
@@ -91,6 +114,9 @@ pub(crate) struct Call {
     pub(crate) echo: bool,
     /// Whether token ids are returned beside the text.
     pub(crate) return_token_ids: bool,
+    /// What the answer has to be.
+    pub(crate) structure: Option<Structure>,
+    pub(crate) thinking: Thinking,
     /// Keep only the end of each prompt.
     pub(crate) truncate: Option<Truncate>,
     pub(crate) priority: i32,

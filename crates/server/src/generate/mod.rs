@@ -12,12 +12,14 @@ mod prompt;
 mod record;
 mod sampling;
 mod sequence;
+mod structure;
 mod tokenize;
 
 pub(crate) use admission::admit;
-pub(crate) use call::{Call, MaxTokens, Prompt, SamplingFields, Stopping, Truncate};
+pub(crate) use call::{Call, MaxTokens, Prompt, SamplingFields, Stopping, Structure, Thinking, Truncate};
 pub(crate) use generation::{Generation, Usage};
 pub(crate) use prompt::PromptReport;
 pub(crate) use record::CallRecord;
 pub(crate) use sequence::{Delta, Finish, FinishCause, StopReason, TokenPiece};
+pub(crate) use structure::Grammars;
 pub(crate) use tokenize::{detokenize, tokenize_alone};

@@ -6,14 +6,17 @@ use futures_util::Stream;
 use futures_util::StreamExt;
 use futures_util::stream::{once, unfold};
 use paceline_engine::TokenLogprobs;
+use paceline_grammar::{JsonStyle, Source};
 use paceline_proto::v1::generate_request::Prompt as PromptMessage;
 use paceline_proto::v1::generate_response::StopReason as StopReasonMessage;
 use paceline_proto::v1::generation_server::Generation as GenerationRpc;
+use paceline_proto::v1::structured_outputs::Constraint as StructureMessage;
 use paceline_proto::v1::{
-    ChatPrompt, FinishReason, GenerateRequest, GenerateResponse, TokenLogprob, TopLogprob, Usage as UsageMessage,
+    ChatPrompt, FinishReason, GenerateRequest, GenerateResponse, StructuredOutputs, TokenLogprob, TopLogprob,
+    Usage as UsageMessage,
 };
 use paceline_text::ChatInput;
-use serde_json::json;
+use serde_json::{Value, json};
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
 
@@ -21,7 +24,7 @@ use crate::api_error::ApiError;
 use crate::app::App;
 use crate::generate::{
     Call, CallRecord, Delta, FinishCause, Generation, MaxTokens, Prompt, PromptReport, SamplingFields, StopReason,
-    Stopping, TokenPiece, Truncate, admit,
+    Stopping, Structure, Thinking, TokenPiece, Truncate, admit,
 };
 use crate::http::{checked_id, dp_rank};
 use crate::limits::COMPLETION_TOKENS_DEFAULT;
@@ -83,6 +86,7 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
     let sampling = message.sampling.unwrap_or_default();
     let stopping = message.stopping.unwrap_or_default();
     let add_special_tokens = message.add_special_tokens.unwrap_or(true);
+    let is_chat = matches!(message.prompt, Some(PromptMessage::Chat(_)));
     let (prompt, unlimited) = match message.prompt {
         Some(PromptMessage::Text(text)) => {
             (Prompt::Text { text, add_special_tokens }, MaxTokens::UpTo(COMPLETION_TOKENS_DEFAULT))
@@ -92,6 +96,10 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
             (Prompt::Chat { input: chat_input(chat)?, add_special_tokens: false }, MaxTokens::AsFits)
         }
         None => return Err(ApiError::invalid("prompt", "a prompt is required")),
+    };
+    let thinking = Thinking {
+        format: if is_chat { app.options.chat.reasoning } else { None },
+        budget: message.thinking_token_budget,
     };
     Ok(Call {
         id,
@@ -126,11 +134,38 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
         echo: false,
         return_token_ids: false,
         truncate: truncate(message.truncate_prompt_tokens)?,
+        structure: message.structured_outputs.map(structure).transpose()?,
+        thinking,
         skip_special_tokens: message.skip_special_tokens.unwrap_or(true),
         priority: message.priority.unwrap_or(0),
         cache_salt: message.cache_salt,
         dp_rank: dp_rank(metadata.get("x-data-parallel-rank").map(MetadataValue::as_bytes))?,
     })
+}
+
+/// What the answer has to be.
+fn structure(message: StructuredOutputs) -> Result<Structure, ApiError> {
+    let style = JsonStyle {
+        is_compact: message.disable_any_whitespace.unwrap_or(false),
+        is_closed: message.disable_additional_properties.unwrap_or(true),
+    };
+    let named = |field: &str, source| Ok(Structure::new(format!("structured_outputs.{field}"), source));
+    match message.constraint {
+        Some(StructureMessage::Json(text)) => {
+            const FIELD: &str = "structured_outputs.json";
+            let schema: Value = serde_json::from_str(&text)
+                .map_err(|error| ApiError::invalid(FIELD, format!("{FIELD} is not valid JSON: {error}")))?;
+            named("json", Source::JsonSchema(schema, style))
+        }
+        Some(StructureMessage::Regex(text)) => named("regex", Source::Regex(text)),
+        Some(StructureMessage::Choice(choices)) => named("choice", Source::Choice(choices.texts)),
+        Some(StructureMessage::Grammar(text)) => named("grammar", Source::Lark(text)),
+        Some(StructureMessage::JsonObject(true)) => named("json_object", Source::JsonObject(style)),
+        Some(StructureMessage::JsonObject(false)) | None => {
+            let message = "structured_outputs needs one of json, regex, choice, grammar and json_object";
+            Err(ApiError::invalid("structured_outputs", message))
+        }
+    }
 }
 
 /// In order of their tokens: a map has none of its own.

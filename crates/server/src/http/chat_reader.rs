@@ -32,8 +32,9 @@ impl ReaderSetup {
         Ok(Self { reasoning: chat.reasoning, tools: format, parallel: tools.parallel, include_reasoning })
     }
 
-    /// Markers that are special tokens must be seen.
+    /// Markers that are special tokens must be seen; what an answer has to be holds behind its reasoning.
     pub(super) fn prepare(self, call: &mut Call) {
+        call.thinking.format = self.reasoning;
         let shows_specials =
             self.tools.is_some_and(ToolFormat::uses_special_tokens) || self.reasoning == Some(ReasoningFormat::Mistral);
         if shows_specials {

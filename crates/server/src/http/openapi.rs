@@ -155,6 +155,35 @@ fn texts() -> Value {
     json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 }
 
+/// What the answer has to be, by OpenAI's names; a response has the schema one level higher.
+fn response_format() -> Value {
+    let schema = json!({"type": "object"});
+    json!({
+        "type": "object",
+        "required": ["type"],
+        "properties": {
+            "type": {"enum": ["text", "json_object", "json_schema"]},
+            "json_schema": {"type": "object", "required": ["schema"], "properties": {"schema": schema}},
+        },
+    })
+}
+
+/// The same by vLLM's names: one of them, and how JSON is laid out.
+fn structured_outputs() -> Value {
+    let flag = json!({"type": "boolean"});
+    let schema = json!({"anyOf": [{"type": "object"}, {"type": "string"}]});
+    let own = [
+        ("json", schema),
+        ("regex", json!({"type": "string"})),
+        ("choice", json!({"type": "array", "items": {"type": "string"}, "minItems": 1})),
+        ("grammar", json!({"type": "string"})),
+        ("json_object", flag.clone()),
+        ("disable_any_whitespace", flag.clone()),
+        ("disable_additional_properties", flag),
+    ];
+    object(&[], &[&own])
+}
+
 /// Fields of completions and chats.
 fn common() -> Vec<(&'static str, Value)> {
     let flag = json!({"type": "boolean"});
@@ -192,6 +221,9 @@ fn common() -> Vec<(&'static str, Value)> {
         ("truncate_prompt_tokens", integer(-1)),
         ("return_token_ids", flag.clone()),
         ("return_tokens_as_token_ids", flag),
+        ("response_format", response_format()),
+        ("structured_outputs", structured_outputs()),
+        ("thinking_token_budget", integer(-1)),
     ]
 }
 
@@ -260,6 +292,7 @@ fn response() -> Value {
         ("tool_choice", json!({"enum": ["none", "auto"]})),
         ("metadata", json!({"type": "object"})),
         ("store", json!({"type": "boolean"})),
+        ("text", json!({"type": "object"})),
     ];
     object(&["input"], &[&own])
 }

@@ -88,7 +88,6 @@ impl Writer {
             "store": false,
             "background": false,
             "truncation": "disabled",
-            "text": {"format": {"type": "text"}},
             "usage": usage.map(|usage| UsageBody::from(usage).as_response()),
         });
         if let Value::Object(fields) = &mut body {

@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::fields::{Fields, token_id, wrong_type};
-use super::neutral;
+use super::{neutral, structured};
 use crate::api_error::ApiError;
-use crate::generate::{Call, MaxTokens, Prompt, SamplingFields, Stopping, Truncate};
+use crate::generate::{Call, MaxTokens, Prompt, SamplingFields, Stopping, Structure, Thinking, Truncate};
 use crate::limits::CHOICES_MAX;
 
 /// How a stream reports usage.
@@ -43,6 +43,10 @@ pub(crate) struct Common {
     /// `logprobs` stays with the caller.
     pub(crate) reported: Reported,
     pub(crate) truncate: Option<Truncate>,
+    /// What the answer has to be.
+    pub(crate) structure: Option<Structure>,
+    /// Tokens of reasoning at most.
+    pub(crate) thinking_budget: Option<u32>,
     pub(crate) choices: u32,
     pub(crate) priority: i32,
     pub(crate) cache_salt: Option<String>,
@@ -83,6 +87,8 @@ impl Common {
             sampling,
             reported,
             truncate: truncate(fields)?,
+            structure: structured::take(fields)?,
+            thinking_budget: thinking_budget(fields)?,
             stop: texts(fields, "stop")?,
             stop_token_ids: token_ids(fields, "stop_token_ids")?.unwrap_or_default(),
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
@@ -111,6 +117,8 @@ impl Common {
             echo: false,
             return_token_ids: self.reported.token_ids,
             truncate: self.truncate,
+            structure: self.structure.clone(),
+            thinking: Thinking { budget: self.thinking_budget, ..Thinking::default() },
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
             dp_rank: None,
@@ -127,6 +135,12 @@ impl Common {
             include_stop: self.include_stop,
         }
     }
+}
+
+/// As vLLM names it; -1 sets no limit.
+fn thinking_budget(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let budget = fields.integer("thinking_token_budget", -1..=i128::from(u32::MAX))?;
+    Ok(budget.and_then(|budget| u32::try_from(budget).ok()))
 }
 
 /// -1 keeps as many tokens as fit.

@@ -36,6 +36,11 @@ impl Fields {
         }
     }
 
+    /// No fields at all.
+    pub(crate) fn empty() -> Self {
+        Self { object: Map::new(), path: String::new() }
+    }
+
     /// The full name of `field` for errors.
     pub(crate) fn name(&self, field: &str) -> String {
         format!("{}{field}", self.path)

@@ -13,6 +13,7 @@ mod logprobs;
 mod neutral;
 mod response;
 mod responses_request;
+mod structured;
 mod tokenize_request;
 
 pub(crate) use chat_request::ChatRequest;

@@ -20,8 +20,6 @@ pub(crate) enum Neutral {
     Texts(&'static [&'static str]),
     /// An array, object or string without content.
     Empty,
-    /// `{"type": "text"}`.
-    TextFormat,
     /// `["text"]`.
     TextOnly,
 }
@@ -40,7 +38,6 @@ impl Neutral {
                 Value::String(text) => text.is_empty(),
                 _ => false,
             },
-            Self::TextFormat => value["type"] == "text",
             Self::TextOnly => value.as_array().is_some_and(|items| items.len() == 1 && items[0] == "text"),
         }
     }
@@ -52,7 +49,6 @@ impl Neutral {
             Self::Number(neutral) => format!("leave it out or give {neutral}"),
             Self::Texts(neutral) => format!("leave it out or give \"{}\"", neutral.join("\" or \"")),
             Self::Empty => "leave it out or leave it empty".to_owned(),
-            Self::TextFormat => "leave it out or give {\"type\": \"text\"}".to_owned(),
             Self::TextOnly => "leave it out or give [\"text\"]".to_owned(),
         }
     }
@@ -67,11 +63,8 @@ pub(crate) const COMMON: &[(&str, Neutral)] = &[
     ("length_penalty", Neutral::Number(1.0)),
     ("use_beam_search", Neutral::Boolean(false)),
     ("spaces_between_special_tokens", Neutral::Boolean(true)),
-    ("response_format", Neutral::TextFormat),
-    ("structured_outputs", Neutral::Nothing),
     ("kv_transfer_params", Neutral::Nothing),
     ("vllm_xargs", Neutral::Empty),
-    ("thinking_token_budget", Neutral::Nothing),
 ];
 
 /// Fields of completions only.
@@ -126,16 +119,14 @@ mod tests {
     #[test]
     fn neutral_values_pass() {
         let body = r#"{"length_penalty": 1.0, "store": false, "vllm_xargs": {}, "echo": false, "user": "me",
-            "response_format": {"type": "text"}, "functions": [], "suffix": "", "audio": null,
+            "functions": [], "suffix": "", "audio": null,
             "modalities": ["text"], "kv_transfer_params": null}"#;
         assert_eq!(check(body), Ok(()));
     }
 
     #[test]
     fn a_wish_not_built_is_refused_by_name() {
-        for (field, value) in
-            [("echo", "true"), ("response_format", "{\"type\": \"json_object\"}"), ("functions", "[{}]")]
-        {
+        for (field, value) in [("echo", "true"), ("functions", "[{}]")] {
             let error = check(&format!("{{\"{field}\": {value}}}")).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(field));
         }

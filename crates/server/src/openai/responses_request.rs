@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::chat_request::ChatRequest;
 use super::fields::{Fields, wrong_type};
 use super::neutral::{self, Neutral};
+use super::structured;
 use crate::api_error::ApiError;
 
 /// Fields of responses that ask for what is not there: stored answers, hosted tools, media.
@@ -44,6 +45,7 @@ impl ResponsesRequest {
             ("top_p", Value::Null),
             ("tools", json!([])),
             ("tool_choice", json!("auto")),
+            ("text", json!({"format": {"type": "text"}})),
             ("max_output_tokens", Value::Null),
         ] {
             repeated.insert(field.to_owned(), fields.peek(field).cloned().unwrap_or(otherwise));
@@ -60,9 +62,11 @@ impl ResponsesRequest {
         if let Some(tools) = fields.take("tools") {
             chat.insert("tools".to_owned(), tools_of_chat(tools)?);
         }
+        let mut structure = None;
         if let Some(text) = fields.take("text") {
             let mut text = Fields::nested(text, "text")?;
-            neutral::accept(&mut text, &[("format", Neutral::TextFormat), ("verbosity", Neutral::Texts(&["medium"]))])?;
+            structure = structured::response_format(&mut text, "format")?;
+            neutral::accept(&mut text, &[("verbosity", Neutral::Texts(&["medium"]))])?;
             text.finish()?;
         }
         if let Some(reasoning) = fields.take("reasoning") {
@@ -74,7 +78,14 @@ impl ResponsesRequest {
             reasoning.finish()?;
         }
         neutral::accept(&mut fields, RESPONSES)?;
-        let chat = ChatRequest::from_fields(fields.with(chat)).map_err(in_words_of_responses)?;
+        let mut chat = ChatRequest::from_fields(fields.with(chat)).map_err(in_words_of_responses)?;
+        if let Some(structure) = structure {
+            if let Some(other) = &chat.call.structure {
+                let message = format!("{} and {} exclude each other", structure.field, other.field);
+                return Err(ApiError::invalid(other.field.clone(), message));
+            }
+            chat.call.structure = Some(structure);
+        }
         if chat.call.choices > 1 {
             return Err(ApiError::invalid("n", "n must be 1: a response is one answer"));
         }
@@ -187,7 +198,7 @@ mod tests {
         for (field, value) in [
             ("previous_response_id", json!("r")),
             ("background", json!(true)),
-            ("text", json!({"format": {"type": "json_object"}})),
+            ("text", json!({"format": {"type": "xml"}})),
             ("max_output_tokens", json!(0)),
             ("n", json!(2)),
             ("colour", json!(1)),

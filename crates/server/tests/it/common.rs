@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use paceline_engine::{
-    FinishReason, FleetStatus, GenerateRequest, Handle, ModelLimits, Publisher, RankState, RankStatus, SubmitError,
-    TokenLogprobs, TokenOutput, TokenSink,
+    FailureKind, FinishReason, FleetStatus, GenerateRequest, Handle, ModelLimits, Publisher, RankState, RankStatus,
+    SubmitError, TokenLogprobs, TokenOutput, TokenSink,
 };
 use paceline_server::{ChatOptions, ConnectionLimits, CorsOptions, Listeners, Options, RequestLimits, Server, Tls};
 use paceline_text::Tokenizer;
@@ -52,6 +52,33 @@ impl Submitted {
         let mut ids = tokenizer.encode(text, false).expect("encodes");
         ids.push(EOS);
         self.produce(&ids);
+    }
+
+    /// Says `text` as far as the request's constraint lets it; where it does not, some token that may come.
+    pub fn follow(self, tokenizer: &Tokenizer, text: &str) {
+        let Self { mut request, sink } = self;
+        let mut constraint = request.constraint.take().expect("the answer is held to something");
+        let wanted = tokenizer.encode(text, false).expect("encodes");
+        let mut wanted = wanted.into_iter().chain([EOS]).peekable();
+        for count in 1.. {
+            let mask = match constraint.masks(&[]) {
+                Ok(mut masks) => masks.remove(0),
+                Err(error) => return sink.fail(FailureKind::Stuck, error.to_string()),
+            };
+            let own = wanted.peek().copied().filter(|token| mask.allows(*token));
+            let some = (1..900).map(|step| (count * 97 + step * 31) % 900).find(|token| mask.allows(*token));
+            let token = own.or(some).expect("a mask allows something");
+            wanted.next_if_eq(&token);
+            constraint.accept(&[token]).expect("the mask allowed it");
+            let tokens = vec![output(token, request.sampling.logprobs)];
+            if request.stop_token_ids.contains(&token) {
+                return sink.finish(tokens, FinishReason::Stop(Some(token)));
+            }
+            if count == request.max_new_tokens {
+                return sink.finish(tokens, FinishReason::Length);
+            }
+            sink.tokens(tokens);
+        }
     }
 
     /// Produces these tokens one at a time, as an engine would: until a stop token or the limit.

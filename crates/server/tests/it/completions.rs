@@ -313,7 +313,7 @@ async fn e11_bad_values_name_their_field_and_the_server_lives_on() {
         ("echo", json!("yes")),
         ("suffix", json!("end")),
         ("use_beam_search", json!(true)),
-        ("response_format", json!({"type": "json_object"})),
+        ("response_format", json!("json")),
         ("thinking_token_budget", json!(5)),
         ("best_of", json!(3)),
         ("priority", json!(1e12)),

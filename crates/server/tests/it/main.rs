@@ -14,5 +14,6 @@ mod lifecycle;
 mod metrics;
 mod prefix;
 mod responses;
+mod structured;
 mod surface;
 mod tokenizer;

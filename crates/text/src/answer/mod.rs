@@ -8,7 +8,7 @@ mod tools;
 
 use serde_json::Value;
 
-pub use reasoning::ReasoningFormat;
+pub use reasoning::{ReasoningFormat, ReasoningStart};
 pub use tools::ToolFormat;
 
 use self::reasoning::ReasoningSplitter;

@@ -28,10 +28,42 @@ impl ReasoningFormat {
     /// Every name that [`Self::from_name`] knows.
     pub const NAMES: [&'static str; 5] = ["deepseek_r1", "deepseek_v3", "glm45", "mistral", "qwen3"];
 
-    const fn markers(self) -> (&'static str, &'static str) {
+    /// What opens and what closes reasoning.
+    #[must_use]
+    pub const fn markers(self) -> (&'static str, &'static str) {
         match self {
             Self::DeepSeekR1 | Self::Qwen3 => ("<think>", "</think>"),
             Self::Mistral => ("[THINK]", "[/THINK]"),
+        }
+    }
+}
+
+/// How an answer begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReasoningStart {
+    /// In reasoning that the prompt opened.
+    Thinking,
+    /// After reasoning.
+    Answering,
+    /// The opening marker may come.
+    Open {
+        /// Whether it begins with reasoning even where that is left out.
+        thinks_anyway: bool,
+    },
+}
+
+impl ReasoningFormat {
+    /// How the answer to a prompt begins.
+    #[must_use]
+    pub fn start(self, prompt: &str) -> ReasoningStart {
+        let (open, close) = self.markers();
+        let prompt = prompt.trim_end();
+        if prompt.ends_with(open) {
+            ReasoningStart::Thinking
+        } else if prompt.ends_with(close) {
+            ReasoningStart::Answering
+        } else {
+            ReasoningStart::Open { thinks_anyway: self == Self::DeepSeekR1 }
         }
     }
 }
@@ -58,13 +90,10 @@ pub(super) struct ReasoningSplitter {
 impl ReasoningSplitter {
     pub(super) fn new(format: ReasoningFormat, prompt: &str) -> Self {
         let (open, close) = format.markers();
-        let prompt = prompt.trim_end();
-        let state = if prompt.ends_with(open) {
-            State::Thinking
-        } else if prompt.ends_with(close) {
-            State::Answering
-        } else {
-            State::Start { thinks_anyway: format == ReasoningFormat::DeepSeekR1 }
+        let state = match format.start(prompt) {
+            ReasoningStart::Thinking => State::Thinking,
+            ReasoningStart::Answering => State::Answering,
+            ReasoningStart::Open { thinks_anyway } => State::Start { thinks_anyway },
         };
         Self { open, close, state, waiting: String::new() }
     }

@@ -1,0 +1,131 @@
+//! What callers ask for, as grammars.
+
+use std::fmt::Write as _;
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use serde_json::{Value, json};
+
+use crate::Error;
+
+/// How JSON is laid out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct JsonStyle {
+    /// No blanks between the parts.
+    pub is_compact: bool,
+    /// Objects may have no members but those that the schema names, where the schema says nothing of others.
+    pub is_closed: bool,
+}
+
+/// What an answer has to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Any JSON object.
+    JsonObject(JsonStyle),
+    /// JSON that the schema describes.
+    JsonSchema(Value, JsonStyle),
+    /// Text that the whole expression matches, in the syntax of the Rust crate `regex`.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// Text of a context-free grammar in Lark's syntax, from its rule `start`.
+    Lark(String),
+}
+
+/// Choices of one source.
+const CHOICES_MAX: usize = 4_096;
+
+/// Blanks between two parts of JSON: one, or a new line and its indent. Too few for a model to go on with for ever.
+const BLANKS: &str = r"( |\n[ \t]{0,24})";
+
+impl Source {
+    /// A text that is the same for equal sources only, and about as long as what was given.
+    pub(crate) fn key(&self) -> String {
+        match self {
+            Self::JsonObject(style) => format!("{style:?}"),
+            Self::JsonSchema(schema, style) => format!("{style:?}{schema}"),
+            Self::Regex(text) => format!("regex {text}"),
+            Self::Choice(texts) => format!("choice {}", json!(texts)),
+            Self::Lark(text) => format!("lark {text}"),
+        }
+    }
+
+    /// The grammar in the compiler's words.
+    pub(crate) fn grammar(&self) -> Result<TopLevelGrammar, Error> {
+        Ok(match self {
+            Self::JsonObject(style) => schema_grammar(json!({"type": "object"}), *style),
+            Self::JsonSchema(schema, style) => schema_grammar(schema.clone(), *style),
+            Self::Regex(text) => TopLevelGrammar::from_regex(without_anchors(text)),
+            Self::Choice(texts) => TopLevelGrammar::from_lark(choice_grammar(texts)?),
+            Self::Lark(text) => lark_grammar(text)?,
+        })
+    }
+}
+
+fn schema_grammar(mut schema: Value, style: JsonStyle) -> TopLevelGrammar {
+    if style.is_closed {
+        close(&mut schema);
+    }
+    let guidance =
+        if style.is_compact { json!({"whitespace_flexible": false}) } else { json!({"whitespace_pattern": BLANKS}) };
+    // A schema that is no object is `true` or `false`, or an error that the compiler names.
+    if let Value::Bool(true) = schema {
+        schema = json!({});
+    }
+    if let Value::Object(fields) = &mut schema {
+        fields.insert("x-guidance".to_owned(), guidance);
+    }
+    TopLevelGrammar::from_json_schema(schema)
+}
+
+/// Objects that name their members and say nothing of others get no others.
+fn close(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            let names_members = fields.get("properties").is_some_and(Value::is_object);
+            if names_members && !fields.contains_key("additionalProperties") {
+                fields.insert("additionalProperties".to_owned(), Value::Bool(false));
+            }
+            for (name, value) in fields.iter_mut() {
+                if !matches!(name.as_str(), "enum" | "const" | "default" | "examples") {
+                    close(value);
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(close),
+        _ => {}
+    }
+}
+
+/// The whole text is matched in any case; anchors around an expression say nothing more.
+fn without_anchors(text: &str) -> &str {
+    let text = text.strip_prefix('^').unwrap_or(text);
+    match text.strip_suffix('$') {
+        Some(body) if !body.ends_with('\\') => body,
+        _ => text,
+    }
+}
+
+/// A text as a literal of Lark's syntax.
+pub(crate) fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+fn choice_grammar(texts: &[String]) -> Result<String, Error> {
+    if texts.is_empty() || texts.len() > CHOICES_MAX {
+        return Err(Error::Choices { most: CHOICES_MAX, got: texts.len() });
+    }
+    let mut grammar = "start: ".to_owned();
+    for (index, text) in texts.iter().enumerate() {
+        let separator = if index == 0 { "" } else { " | " };
+        let _ = write!(grammar, "{separator}{}", literal(text));
+    }
+    Ok(grammar)
+}
+
+fn lark_grammar(text: &str) -> Result<TopLevelGrammar, Error> {
+    if text.contains("::=") {
+        let message = "rules with ::= are not taken; write them as Lark does, `start: ...`".to_owned();
+        return Err(Error::Source { message });
+    }
+    Ok(TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(text.to_owned())))
+}
