@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from paceline.client import (
     Client,
     FinishReason,
     InvalidRequestError,
+    StructuredOutputs,
     UnauthorizedError,
     UnavailableError,
     UnknownModelError,
@@ -49,6 +51,20 @@ def test_choices_texts_chats_and_pinned_ranks(api: Api) -> None:
         assert on_each[0] == on_each[1]
         repeated = [client.generate(PROMPT, temperature=0.8, seed=7, max_tokens=6, model=MODEL).text for _ in range(2)]
         assert repeated[0] == repeated[1]
+
+
+def test_answers_are_what_they_have_to_be(api: Api) -> None:
+    schema = {"type": "object", "properties": {"age": {"enum": [1, 22]}}, "required": ["age"]}
+    with Client(api.grpc, api_key=KEY) as client:
+        held = {"max_tokens": 40, "temperature": 0}
+        answer = client.generate(PROMPT, structured_outputs=StructuredOutputs(json=schema), **held)
+        assert json.loads(answer.text)["age"] in (1, 22)
+        assert answer.finish_reason is FinishReason.STOP
+        assert client.generate(PROMPT, structured_outputs=StructuredOutputs(choice=["red", "blue"]), **held).text in ("red", "blue")
+        with pytest.raises(InvalidRequestError, match=r"structured_outputs\.regex"):
+            client.generate(PROMPT, structured_outputs=StructuredOutputs(regex="("), **held)
+        with pytest.raises(ValueError, match="exactly one"):
+            client.generate(PROMPT, structured_outputs=StructuredOutputs(), **held)
 
 
 def test_each_failure_has_its_class_and_the_servers_words(api: Api) -> None:

@@ -107,21 +107,18 @@ def test_core_takes_or_refuses_each_plan(name: str, limits: Json, case: Json) ->
         envelope = (group["group"], group["epoch"], group["step"], fnv1a_64(body), body, rank_bytes(step["rank"], greedy))
         if "refused" in expect:
             with pytest.raises(_core.PlanRefused) as caught:
-                plan = core.begin(*envelope)
-                core.set_masks(plan, group["epoch"], group["step"], masks_bytes(step["masks"]))
+                deliver(core, step, envelope)
             assert (expect["layer"] == "masks") == ("masks" in step), name
             refused = {field: getattr(caught.value, field) for field in ("rule", "field", "expected", "got")}
             assert refused == expect["refused"], name
             return
-        plan = core.begin(*envelope)
+        plan = deliver(core, step, envelope)
         sizes = (limits["row_capacity"], limits["token_capacity"], limits["table_width"])
         arrays = StepArrays.allocate(row_capacity=sizes[0], token_capacity=sizes[1], table_width=sizes[2])
         fields = [field.name for field in dataclasses.fields(StepArrays)]
         count = core.fill_target(plan, *(getattr(arrays, field) for field in fields))
         assert {field: getattr(arrays, field).tolist() for field in fields} | {"logits_count": count} == expect["arrays"]
         assert (plan.masked_rows > 0) == ("masks" in step), name
-        if "masks" in step:
-            core.set_masks(plan, group["epoch"], group["step"], masks_bytes(step["masks"]))
         accepted = step.get("accepted", 0)
         core.sample(plan, likely((DRAFTS[:accepted] + [TOKEN] * count)[:count], limits))
         if layers:
@@ -130,6 +127,14 @@ def test_core_takes_or_refuses_each_plan(name: str, limits: Json, case: Json) ->
         else:
             core.propose_ngram(plan)
         core.reply(plan, [0, 0, 0, 0])
+
+
+def deliver(core: _core.WorkerCore, step: Json, envelope: tuple[Any, ...]) -> _core.Step:
+    """Give a core a plan, and the masks that follow it."""
+    plan = core.begin(*envelope)
+    if "masks" in step:
+        core.set_masks(plan, step["group"]["epoch"], step["group"]["step"], masks_bytes(step["masks"]))
+    return plan
 
 
 def likely(tokens: list[int], limits: Json) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -38,7 +38,7 @@ from paceline.client.operations import (
     PauseMode,
     RankLoad,
 )
-from paceline.client.options import GenerationOptions, Prompt
+from paceline.client.options import GenerationOptions, Prompt, StructuredOutputs
 from paceline.client.synchronous import Client
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "Prompt",
     "RankLoad",
     "ServerError",
+    "StructuredOutputs",
     "TokenLogprob",
     "UnauthorizedError",
     "UnavailableError",

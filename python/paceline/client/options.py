@@ -4,19 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from json import dumps
+from typing import Any
 
 from paceline.v1.generation_pb2 import (
     ChatMessage,
     ChatPrompt,
+    Choices,
     GenerateRequest,
     Sampling,
     Stopping,
     TokenIds,
     TokenizeRequest,
 )
+from paceline.v1.generation_pb2 import StructuredOutputs as StructuredOutputsMessage
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or the messages of a chat (`{"role": ..., "content": ...}`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """What an answer has to be: one of these, by vLLM's names.
+
+    `json` is a JSON schema, as text or as what `json.dumps` takes; `regex` matches the whole answer; `choice` is a list of
+    answers; `grammar` is in Lark's syntax, from its rule `start`; `json_object` is any JSON object.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+
+    def message(self) -> StructuredOutputsMessage:
+        """Its form on the wire. Raises `ValueError` unless exactly one constraint is given."""
+        given = [self.json, self.regex, self.choice, self.grammar, self.json_object or None]
+        if sum(one is not None for one in given) != 1:
+            raise ValueError("structured_outputs: give exactly one of json, regex, choice, grammar and json_object")
+        return StructuredOutputsMessage(
+            json=self.json if self.json is None or isinstance(self.json, str) else dumps(self.json),
+            regex=self.regex,
+            choice=None if self.choice is None else Choices(texts=self.choice),
+            grammar=self.grammar,
+            json_object=self.json_object or None,
+            disable_any_whitespace=self.disable_any_whitespace,
+            disable_additional_properties=self.disable_additional_properties,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +62,7 @@ class GenerationOptions:
     `temperature` 0 is greedy. `seed` makes an answer repeatable; choice i of `n` has a seed of its own. `logprobs` is the
     number of likeliest tokens to tell beside each token's own log-probability. `data_parallel_rank` pins a rank.
     Cached prefixes are shared only among calls of the same `cache_salt`.
+    `structured_outputs` says what the answer has to be; `thinking_token_budget` is the most tokens that a chat may reason for.
     """
 
     max_tokens: int | None = None
@@ -57,6 +94,8 @@ class GenerationOptions:
     model: str | None = None
     data_parallel_rank: int | None = None
     request_id: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: int | None = None
 
 
 def request_of(prompt: Prompt, options: GenerationOptions) -> GenerateRequest:
@@ -93,6 +132,8 @@ def request_of(prompt: Prompt, options: GenerationOptions) -> GenerateRequest:
         priority=options.priority,
         skip_special_tokens=options.skip_special_tokens,
         add_special_tokens=options.add_special_tokens,
+        structured_outputs=None if options.structured_outputs is None else options.structured_outputs.message(),
+        thinking_token_budget=options.thinking_token_budget,
     )
     if isinstance(prompt, str):
         request.text = prompt

@@ -102,7 +102,7 @@ async fn c09_answers_are_json_and_the_same_with_and_without_drafts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c09_c17_a_grammar_begins_where_reasoning_ends_and_a_budget_ends_it_at_the_same_token() {
+async fn c17_a_budget_ends_reasoning_at_the_same_token_with_and_without_drafts() {
     let mut found = Vec::new();
     for k in [0, 3] {
         let fleet = Setup { k, ..Setup::default() }.start().await;
