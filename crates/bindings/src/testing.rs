@@ -189,7 +189,8 @@ pub(crate) fn decode_reply_for_test<'py>(py: Python<'py>, body: &[u8]) -> PyResu
         fields.set_item("accepted", row.accepted)?;
         fields.set_item("emitted", row.emitted.to_vec())?;
         fields.set_item("proposed", row.proposed)?;
-        fields.set_item("drafts", &row.drafts)?;
+        let drafts = reply.drafts.iter().find(|told| told.seat == row.seat).map_or(&[][..], |told| &told.drafts[..]);
+        fields.set_item("drafts", drafts)?;
         fields.set_item("logprobs", logprobs)?;
         Ok(fields)
     });
