@@ -155,13 +155,13 @@ pub(crate) fn encode_step_for_test<'py>(
     Ok((digest(&group_part), PyBytes::new(py, &group_part), PyBytes::new(py, &to_bytes(&rank))))
 }
 
+/// Seat, generation, and the masks of a row: the words of each, or nothing where all may be chosen.
+type MaskedRow = (u32, u32, Vec<Option<Vec<u32>>>);
+
 /// Encodes masks: (seat, generation, masks) of each row; a mask is its words, or nothing where all may be chosen.
 #[pyfunction]
-pub(crate) fn encode_masks_for_test(
-    py: Python<'_>,
-    rows: Vec<(u32, u32, Vec<Option<Vec<u32>>>)>,
-) -> Bound<'_, PyBytes> {
-    let row = |(seat, generation, positions): (u32, u32, Vec<Option<Vec<u32>>>)| RowMasks {
+pub(crate) fn encode_masks_for_test(py: Python<'_>, rows: Vec<MaskedRow>) -> Bound<'_, PyBytes> {
+    let row = |(seat, generation, positions): MaskedRow| RowMasks {
         seat: Seat::new(seat),
         generation: SeatGeneration::new(generation),
         positions: positions.into_iter().map(|mask| mask.map(Words::from)).collect(),

@@ -99,10 +99,13 @@ impl Handle {
     }
 }
 
+/// An operator who waits: for one rank or all, at a gate, and where the answer goes.
+type Waiting = (Option<u32>, Gate, oneshot::Sender<Result<(), SubmitError>>);
+
 /// Operators who wait until their gate's ranks have come to rest.
 #[derive(Default)]
 pub(crate) struct Resting {
-    waiting: Vec<(Option<u32>, Gate, oneshot::Sender<Result<(), SubmitError>>)>,
+    waiting: Vec<Waiting>,
 }
 
 impl Resting {

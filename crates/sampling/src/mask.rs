@@ -73,7 +73,7 @@ mod tests {
             let token = produced.emitted[0];
             assert_eq!(mask[token as usize / 32] >> (token % 32) & 1, 1);
             let raw = crate::token_logprobs(row, token, 2, &mut scratch).expect("usable");
-            assert_eq!(produced.logprobs, [raw.clone()]);
+            assert_eq!(produced.logprobs, std::slice::from_ref(&raw));
             one_by_one.push((token, raw));
         }
         let drafts: Vec<u32> = one_by_one[..3].iter().map(|(token, _)| *token).collect();

@@ -115,6 +115,7 @@ impl Ahead {
             prompt_logprobs: false,
             cache_salt: Vec::new(),
             shares_prompt_with: None,
+            constrained: false,
         };
         self.scheduler.submit(spec).expect("the request fits");
         self.next_id

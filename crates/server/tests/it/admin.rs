@@ -3,8 +3,8 @@
 use crate::common::{Setup, TestServer};
 use paceline_proto::v1::admin_client::AdminClient;
 use paceline_proto::v1::{
-    AbortRequest, DrainRequest, FleetState, Gate, GetStatusRequest, PauseMode, PauseRequest, ResetPrefixCacheRequest,
-    ResumeRequest, SubscribeCacheEventsRequest,
+    AbortRequest, DrainRequest, FleetState, Gate, GetStatusRequest, PauseMode, PauseRequest, RankLoad,
+    ResetPrefixCacheRequest, ResumeRequest, SubscribeCacheEventsRequest,
 };
 use serde_json::json;
 use tonic::transport::Channel;
@@ -19,7 +19,7 @@ async fn client(server: &TestServer) -> AdminClient<Channel> {
 }
 
 fn gates(state: &FleetState) -> Vec<Gate> {
-    state.ranks.iter().map(|rank| rank.gate()).collect()
+    state.ranks.iter().map(RankLoad::gate).collect()
 }
 
 #[tokio::test]

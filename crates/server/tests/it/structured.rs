@@ -34,20 +34,25 @@ fn check_schema(text: &str) {
     assert!(members.len() == 2 && value["name"].is_string() && value["age"].is_u64(), "{text}");
 }
 
-fn body(more: Value) -> Value {
+fn body(more: &Value) -> Value {
     let mut body = json!({"prompt": "x", "max_tokens": 300, "messages": [{"role": "user", "content": "x"}]});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    for (field, value) in more.as_object().expect("an object") {
+        body[field] = value.clone();
+    }
     body
 }
 
-fn for_completion(mut body: Value) -> Value {
-    body.as_object_mut().unwrap().remove("messages");
+fn without(mut body: Value, field: &str) -> Value {
+    body.as_object_mut().expect("an object").remove(field);
     body
 }
 
-fn for_chat(mut body: Value) -> Value {
-    body.as_object_mut().unwrap().remove("prompt");
-    body
+fn for_completion(body: Value) -> Value {
+    without(body, "messages")
+}
+
+fn for_chat(body: Value) -> Value {
+    without(body, "prompt")
 }
 
 #[tokio::test]
@@ -60,10 +65,10 @@ async fn every_spelling_of_a_wish_is_kept_to() {
         json!({"guided_json": schema()}),
     ];
     for wish in wishes {
-        let completion = server.complete(&for_completion(body(wish.clone()))).await.json();
+        let completion = server.complete(&for_completion(body(&wish))).await.json();
         assert_eq!(completion["choices"][0]["finish_reason"], "stop", "{completion}");
         check_schema(completion["choices"][0]["text"].as_str().unwrap());
-        let chat = server.chat(&for_chat(body(wish))).await.json();
+        let chat = server.chat(&for_chat(body(&wish))).await.json();
         check_schema(chat["choices"][0]["message"]["content"].as_str().unwrap());
     }
     let format = json!({"format": {"type": "json_schema", "name": "x", "schema": schema(), "strict": true}});
@@ -75,11 +80,11 @@ async fn every_spelling_of_a_wish_is_kept_to() {
         (json!({"choice": ["red", "blue"]}), |text| ["red", "blue"].contains(&text)),
         (json!({"grammar": "start: \"<\" /[ab]{2}/ \">\""}), |text| text.starts_with('<') && text.len() == 4),
     ] {
-        let reply = server.complete(&for_completion(body(json!({"structured_outputs": wish})))).await.json();
+        let reply = server.complete(&for_completion(body(&json!({"structured_outputs": wish})))).await.json();
         let text = reply["choices"][0]["text"].as_str().unwrap();
         assert!(is_it(text), "{wish}: {text:?}");
     }
-    let several = body(json!({"structured_outputs": {"choice": ["red", "blue"]}, "n": 3, "stream": true}));
+    let several = body(&json!({"structured_outputs": {"choice": ["red", "blue"]}, "n": 3, "stream": true}));
     let chunks = server.chat(&for_chat(several)).await.chunks();
     let finished = chunks.iter().filter(|chunk| chunk["choices"][0]["finish_reason"] == "stop");
     assert_eq!(finished.count(), 3);
@@ -102,14 +107,11 @@ async fn e11_a_wish_that_cannot_be_kept_is_named_and_hurts_nobody() {
         (json!({"thinking_token_budget": 3}), "thinking_token_budget"),
         (json!({"thinking_token_budget": -2}), "thinking_token_budget"),
     ] {
-        for reply in [
-            server.complete(&for_completion(body(wish.clone()))).await,
-            server.chat(&for_chat(body(wish.clone()))).await,
-        ] {
+        for reply in [server.complete(&for_completion(body(&wish))).await, server.chat(&for_chat(body(&wish))).await] {
             assert_eq!(reply.refusal(), (400, field.to_owned()), "{wish}");
         }
     }
-    let good = server.complete(&for_completion(body(json!({"guided_choice": ["red"]})))).await.json();
+    let good = server.complete(&for_completion(body(&json!({"guided_choice": ["red"]})))).await.json();
     assert_eq!(good["choices"][0]["text"], "red");
     server.stop().await;
     let stuck = TestServer::scripted(Setup::default(), |submitted| {
@@ -117,7 +119,7 @@ async fn e11_a_wish_that_cannot_be_kept_is_named_and_hurts_nobody() {
         Ok(())
     })
     .await;
-    assert_eq!(stuck.complete(&for_completion(body(json!({"guided_choice": ["red"]})))).await.status, 400);
+    assert_eq!(stuck.complete(&for_completion(body(&json!({"guided_choice": ["red"]})))).await.status, 400);
     stuck.stop().await;
 }
 
@@ -126,7 +128,7 @@ async fn c09_the_answer_is_held_to_its_schema_behind_the_reasoning() {
     let text = "let me {see}</think>no json at all";
     for reasoning in [ReasoningFormat::DeepSeekR1, ReasoningFormat::Qwen3] {
         let server = obedient(Some(reasoning), text).await;
-        let chat = for_chat(body(json!({"guided_json": schema()})));
+        let chat = for_chat(body(&json!({"guided_json": schema()})));
         let reply = server.chat(&chat).await.json();
         let message = &reply["choices"][0]["message"];
         check_schema(message["content"].as_str().unwrap());
@@ -142,7 +144,7 @@ async fn c17_a_budget_ends_the_reasoning_of_a_chat() {
     let mut lengths = Vec::new();
     for budget in [0, 2, 4] {
         let more = json!({"thinking_token_budget": budget, "guided_choice": ["red"]});
-        let reply = server.chat(&for_chat(body(more))).await.json();
+        let reply = server.chat(&for_chat(body(&more))).await.json();
         let message = &reply["choices"][0]["message"];
         assert_eq!(message["content"], "red", "{reply}");
         let thought = message["reasoning_content"].as_str().unwrap_or_default();
