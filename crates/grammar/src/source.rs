@@ -62,7 +62,7 @@ impl Source {
 }
 
 fn schema_grammar(mut schema: Value, style: JsonStyle) -> TopLevelGrammar {
-    if style.is_closed {
+    if style.is_closed && !joins_parts(&schema) {
         close(&mut schema);
     }
     let guidance =
@@ -77,12 +77,32 @@ fn schema_grammar(mut schema: Value, style: JsonStyle) -> TopLevelGrammar {
     TopLevelGrammar::from_json_schema(schema)
 }
 
-/// Objects that name their members and say nothing of others get no others.
+/// Whether parts of the schema speak of one object together: closed, each would forbid what the others ask for.
+fn joins_parts(schema: &Value) -> bool {
+    match schema {
+        Value::Object(fields) => {
+            let many = fields.get("allOf").and_then(Value::as_array).is_some_and(|parts| parts.len() > 1);
+            many || fields.values().any(joins_parts)
+        }
+        Value::Array(items) => items.iter().any(joins_parts),
+        _ => false,
+    }
+}
+
+/// Words of a schema by which other parts of it speak of the same object: it is left open.
+const JOINED: [&str; 8] =
+    ["allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"];
+
+/// Objects that name their members and say nothing of others get no others. What is left satisfies the schema as it was.
 fn close(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
-            let names_members = fields.get("properties").is_some_and(Value::is_object);
-            if names_members && !fields.contains_key("additionalProperties") {
+            let required = fields.get("required").and_then(Value::as_array).into_iter().flatten();
+            let is_named = |name: &Value| fields["properties"].get(name.as_str().unwrap_or_default()).is_some();
+            let names_members =
+                fields.get("properties").is_some_and(Value::is_object) && required.into_iter().all(is_named);
+            let is_joined = JOINED.iter().any(|word| fields.contains_key(*word));
+            if names_members && !is_joined && !fields.contains_key("additionalProperties") {
                 fields.insert("additionalProperties".to_owned(), Value::Bool(false));
             }
             for (name, value) in fields.iter_mut() {

@@ -69,6 +69,19 @@ fn sources_say_what_an_answer_is() {
 }
 
 #[test]
+fn closing_an_object_forbids_nothing_that_its_schema_asks_for() {
+    let part = |name: &str| json!({"type": "object", "properties": {name: {"enum": [1]}}, "required": [name]});
+    let closed = JsonStyle { is_compact: true, is_closed: true };
+    let joined = Source::JsonSchema(json!({"allOf": [part("a"), part("b")]}), closed);
+    assert!(accepts(&joined, "{\"a\":1,\"b\":1}"));
+    let mut unnamed = part("a");
+    unnamed["required"] = json!(["a", "b"]);
+    assert!(accepts(&Source::JsonSchema(unnamed, closed), "{\"a\":1,\"b\":2}"));
+    let either = Source::JsonSchema(json!({"anyOf": [part("a"), part("b")]}), closed);
+    assert!(accepts(&either, "{\"b\":1}") && !accepts(&either, "{\"a\":1,\"c\":1}"));
+}
+
+#[test]
 fn blanks_of_json_come_to_an_end() {
     let object = Source::JsonObject(JsonStyle::default());
     let spaced = |blanks: &str| format!("{{{blanks}\"a\":1}}");
