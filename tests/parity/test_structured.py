@@ -30,7 +30,6 @@ def answers(daemon: Daemon) -> list[str]:
 
         def one(item: tuple[str, int]) -> str:
             prompt, index = item
-            wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
             answer = client.completions.create(
                 model=model,
                 prompt=prompt,
@@ -38,7 +37,7 @@ def answers(daemon: Daemon) -> list[str]:
                 temperature=0.8 if index % 2 else 0.0,
                 seed=index,
                 logprobs=1,
-                extra_body={"response_format": wanted},
+                extra_body={"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
             ).choices[0]
             assert answer.finish_reason == "stop", answer.text
             assert answer.logprobs is not None

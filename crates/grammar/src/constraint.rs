@@ -132,6 +132,10 @@ impl Constraint {
         let mut opening = None;
         if let Some(reasoning) = &self.reasoning {
             match self.thought.phase {
+                // Whoever owes an answer does not end before it.
+                Phase::Thinking { .. } if self.matcher.is_some() => {
+                    return Ok(TokenMask::Only(self.vocabulary.going_on().to_vec()));
+                }
                 Phase::Thinking { .. } => return Ok(TokenMask::Neutral),
                 Phase::Closing { .. } => {
                     return Ok(self.thought.forced(reasoning).map_or(TokenMask::Neutral, TokenMask::one));

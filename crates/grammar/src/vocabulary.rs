@@ -10,6 +10,8 @@ use crate::Error;
 #[derive(Clone)]
 pub struct Vocabulary {
     environment: TokEnv,
+    /// A mask of all tokens but those that end an answer.
+    going_on: Arc<[u32]>,
 }
 
 impl std::fmt::Debug for Vocabulary {
@@ -44,7 +46,10 @@ impl Vocabulary {
         };
         let words: Vec<Vec<u8>> = (0..count).map(word).collect();
         let trie = TokTrie::from(&TokRxInfo::new(count, first), &words).with_eos_tokens(&ending);
-        Ok(Self { environment: Arc::new(ApproximateTokEnv::new(trie)) })
+        let goes_on = |token: u32| token < count && !ending.contains(&token);
+        let word = |index: u32| (0..32).fold(0, |word, bit| word | u32::from(goes_on(index * 32 + bit)) << bit);
+        let going_on = (0..count.div_ceil(32)).map(word).collect();
+        Ok(Self { environment: Arc::new(ApproximateTokEnv::new(trie)), going_on })
     }
 
     /// Ids known: `0..len`.
@@ -74,6 +79,10 @@ impl Vocabulary {
     pub fn token_of(&self, text: &str) -> Option<u32> {
         let special = [&[TokTrie::SPECIAL_TOKEN_MARKER], text.as_bytes()].concat();
         self.trie().token_id_at_bytes(&special).or_else(|| self.trie().token_id_at_bytes(text.as_bytes()))
+    }
+
+    pub(crate) fn going_on(&self) -> &[u32] {
+        &self.going_on
     }
 
     pub(crate) fn environment(&self) -> &TokEnv {
