@@ -52,10 +52,8 @@ def _parse(arguments: list[str] | None) -> Options:
 
 
 if __name__ == "__main__":
-    # Only warnings of gRPC that say something new; the reason of a lost daemon is in the worker's own line.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads that run torch or gRPC are not worth waiting for: nothing of theirs outlives the process.
+    # Threads that run torch or carry streams are not worth waiting for: nothing of theirs outlives the process.
     os._exit(code)
