@@ -1,5 +1,6 @@
 """Fixtures for all tests: the Rust build, the daemon, scripted workers, and one summary of what the Rust tests counted."""
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,13 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The Rust cases come first: they build what all others start, and a broken build is then named as such."""
     items.sort(key=lambda item: item.path.name != "test_rust.py")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """What a file of tests left open is found at its end, not in the middle of another file."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -68,13 +68,14 @@ class Stream:
     def _read(self) -> None:
         try:
             send(self._connection, {**self.request, "stream": True}, self.headers)
-            response = self._connection.getresponse()
-            self.status = response.status
-            for event in _events(response):
-                self.events.append(event)
-                self._started.set()
+            # The answer keeps the socket open until it is closed itself, whether or not it was read to its end.
+            with self._connection.getresponse() as response:
+                self.status = response.status
+                for event in _events(response):
+                    self.events.append(event)
+                    self._started.set()
         except (OSError, http.client.HTTPException) as error:
-            self.failure = error
+            self.failure = error.with_traceback(None)
         finally:
             self._started.set()
             self._connection.close()
