@@ -1,6 +1,6 @@
 """Types of the compiled extension."""
 
-from typing import Literal, TypedDict, final
+from typing import Literal, Protocol, TypedDict, final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ __all__ = [
     "WorkerCore",
     "WorkerStream",
     "__version__",
+    "check_launch",
     "decode_reply_for_test",
     "encode_masks_for_test",
     "encode_step_for_test",
@@ -238,6 +239,81 @@ def philox_noise(seed: int, index: int, token_ids: npt.NDArray[np.int64]) -> npt
 
 def sample_row(logits: npt.NDArray[np.float32], params_bytes: bytes, index: int) -> int:
     """The token chosen at index from one row of logits."""
+
+class _Launch(Protocol):
+    """What the plan says of one pass on this rank."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def query_len(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def is_dummy(self) -> bool: ...
+    @property
+    def rows_padded(self) -> int: ...
+    @property
+    def tokens_padded(self) -> int: ...
+    @property
+    def logits(self) -> int: ...
+    @property
+    def ahead(self) -> int: ...
+
+class _Arrays(Protocol):
+    """The arrays of a pass: token ids, positions, slots and logits int64, the others int32; contiguous."""
+
+    @property
+    def input_ids(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def positions(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def slots(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def query_start_loc(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def kv_lens(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def block_table(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def request_index(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def logits_index(self) -> npt.NDArray[np.int64]: ...
+
+class _LaunchLimits(Protocol):
+    """Sizes of this worker that no launch may pass."""
+
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def k_max(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def block_count(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+class _Contract(Protocol):
+    """What an attention backend can take, as far as it is about one launch."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def uniform_query_len_max(self) -> int: ...
+    @property
+    def block_sizes(self) -> tuple[int, ...]: ...
+    @property
+    def table_alignment(self) -> int: ...
+    @property
+    def kv_overhang_max(self) -> int: ...
+    @property
+    def row_capacity(self) -> int: ...
+
+def check_launch(launch: _Launch, arrays: _Arrays, limits: _LaunchLimits, contract: _Contract) -> tuple[str, str, int, int] | None:
+    """Hold a pass's arrays against what the plan says of it. Gives the first fault: rule, field, expected, got."""
 
 def tp_share(tokens: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
     """The (first, count) of a tp worker's part of its rank's tokens.

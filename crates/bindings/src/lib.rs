@@ -11,6 +11,7 @@ mod attention;
 mod daemon;
 mod errors;
 mod kernels;
+mod launch;
 mod outcomes;
 mod prompt;
 mod pulse;
@@ -38,6 +39,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::kernels::{gate, rms_norm, rotate, set_kernel_threads};
+    #[pymodule_export]
+    use crate::launch::check_launch;
     #[pymodule_export]
     use crate::pulse::Pulse;
     #[pymodule_export]

@@ -37,6 +37,7 @@ const TABLE: &[Rule] = &[
     Rule { name: "simulator", workspace: &["fleet", "scheduler", "plan"], external: Any },
     Rule { name: "sampling", workspace: &[], external: Only(&["serde", "rmp-serde", "thiserror"]) },
     Rule { name: "kernels", workspace: &[], external: Only(&["pulp", "rayon", "thiserror"]) },
+    Rule { name: "launch", workspace: &[], external: Only(&[]) },
     Rule { name: "proto", workspace: &["plan"], external: Any },
     Rule { name: "text", workspace: &[], external: Any },
     Rule { name: "grammar", workspace: &[], external: Any },
@@ -60,7 +61,7 @@ const TABLE: &[Rule] = &[
         ],
         external: Any,
     },
-    Rule { name: "bindings", workspace: &["daemon", "plan", "sampling", "kernels", "proto"], external: Any },
+    Rule { name: "bindings", workspace: &["daemon", "plan", "sampling", "kernels", "launch", "proto"], external: Any },
     Rule { name: "testing", workspace: &["proto", "plan", "sampling"], external: Any },
     Rule { name: "dev", workspace: &[], external: Any },
 ];

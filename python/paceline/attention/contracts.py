@@ -1,6 +1,6 @@
 """What each attention backend can take, as data.
 
-The scheduler plans within the contract that workers report at join; `worker/checks.py` holds every launch against it.
+The scheduler plans within the contract that workers report at join; `worker/checks.py` has every launch held against it.
 The numbers come from reading the kernels' sources; each has its reason beside it. Holds no code that launches anything.
 """
 
