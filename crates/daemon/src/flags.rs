@@ -103,6 +103,17 @@ pub(crate) enum LogLevel {
     Trace,
 }
 
+/// How a line of the log looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// An object, for what gathers logs.
+    Json,
+}
+
 impl LogLevel {
     /// Name of the level in log filters.
     pub(crate) const fn name(self) -> &'static str {
@@ -331,6 +342,12 @@ pub(crate) struct Flags {
     /// Seconds that running requests may go on after SIGTERM or SIGINT [default: 0]
     #[arg(long, help_heading = "Processes")]
     pub(crate) shutdown_timeout: Option<u64>,
+    /// OpenTelemetry collector that is told of every call, as http://HOST:4317 (OTLP over gRPC) [default: none]
+    #[arg(long, help_heading = "Processes", value_name = "URL")]
+    pub(crate) otlp_traces_endpoint: Option<String>,
+    /// How lines look, on stdout too: for people, or as one JSON object each [default: text]
+    #[arg(long, help_heading = "Processes")]
+    pub(crate) log_format: Option<LogFormat>,
     /// How much is logged [default: info]
     #[arg(long, help_heading = "Processes")]
     pub(crate) log_level: Option<LogLevel>,

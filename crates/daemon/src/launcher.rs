@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use paceline_engine::{ExitReporter, Supervisor};
 use paceline_fleet::Place;
 use paceline_plan::DpRank;
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
+use crate::children_say::{Speaker, pass_on};
 use crate::failure::EXIT_USAGE;
 use crate::process::{bind, reap};
 
@@ -198,33 +198,13 @@ impl Post {
             .stderr(Stdio::piped());
         bind(&mut command, libc::SIGKILL);
         let mut child = command.spawn()?;
-        let prefix = format!("{}: ", self.name);
+        let speaker = Speaker::Worker { place: self.place, name: self.name.clone() };
         if let Some(stdout) = child.stdout.take() {
-            tokio::spawn(pass_on(stdout, prefix.clone()));
+            tokio::spawn(pass_on(stdout, speaker.clone()));
         }
         if let Some(stderr) = child.stderr.take() {
-            tokio::spawn(pass_on(stderr, prefix));
+            tokio::spawn(pass_on(stderr, speaker));
         }
         Ok(child)
-    }
-}
-
-/// Prints a worker's lines with its name before them. Of a line that was rewritten in place, the last state counts.
-async fn pass_on(stream: impl AsyncRead + Unpin, prefix: String) {
-    let mut reader = BufReader::new(stream);
-    let mut bytes = Vec::new();
-    loop {
-        bytes.clear();
-        match reader.read_until(b'\n', &mut bytes).await {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {}
-        }
-        let text = String::from_utf8_lossy(&bytes);
-        let line = text.trim_end().rsplit('\r').next().unwrap_or_default();
-        if line.is_empty() {
-            continue;
-        }
-        let own = line.starts_with(&prefix);
-        eprintln!("{}{line}", if own { "" } else { &prefix });
     }
 }

@@ -3,11 +3,13 @@
 //! [`main`] is the whole program, for the native binary and for the `paceline` command of the Python package alike. It
 //! serves no request itself: that is `paceline-server` over `paceline-engine`.
 
+mod children_say;
 mod cli;
 mod clients;
 mod explain;
 mod failure;
 mod flags;
+mod json_log;
 mod launcher;
 mod model_config;
 mod passthrough;
@@ -35,7 +37,7 @@ pub fn main(arguments: Vec<String>, python: Option<String>) -> u8 {
         Ok(()) => 0,
         Err(failure) => {
             if !failure.is_silent() {
-                eprintln!("paceline: {failure}");
+                say::complain(&failure);
             }
             failure.exit_code()
         }
@@ -46,7 +48,7 @@ fn run(arguments: Vec<String>, python: Option<String>) -> Result<(), Failure> {
     match cli::parse(arguments)? {
         Chosen::Serve(serve) => {
             let settings = Settings::new(*serve, python)?;
-            say::log_to_stderr(settings.log_level);
+            say::log_to_stderr(settings.log_level, settings.flags.log_format.unwrap_or_default());
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
             let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
             let result = runtime.block_on(serve::serve(settings));

@@ -10,8 +10,10 @@ use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use crate::Failure;
+use crate::children_say::{Speaker, pass_on};
 use crate::failure::EXIT_USAGE;
 use crate::process::{bind, signal_group};
+use crate::say::is_json;
 use crate::settings::Settings;
 
 /// A model that can be served.
@@ -24,7 +26,8 @@ pub(crate) struct Prepared {
     pub(crate) name: Option<String>,
 }
 
-/// Runs the preparation of the model in `settings`. What it prints on stderr is for people and passes through.
+/// Runs the preparation of the model in `settings`. What it prints on stderr is for people and passes
+/// through, line by line where lines are objects.
 ///
 /// # Errors
 /// [`Failure::Told`] when the child has said why in a line of its own.
@@ -40,11 +43,15 @@ pub(crate) async fn prepare(settings: &Settings, stop: &CancellationToken) -> Re
         command.args(["--cache-dir", folder]);
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped());
+    if is_json() {
+        command.stderr(Stdio::piped());
+    }
     bind(&mut command, libc::SIGTERM);
     let mut child = command
         .spawn()
         .map_err(|error| Failure::Usage(format!("cannot start --python {}: {error}", settings.python)))?;
     let mut stdout = child.stdout.take().context("invariant: stdout is piped")?;
+    let told = child.stderr.take().map(|stderr| tokio::spawn(pass_on(stderr, Speaker::Preparation)));
     let mut printed = String::new();
     tokio::select! {
         read = stdout.read_to_string(&mut printed) => { read.context("reading from the model preparation")?; }
@@ -57,6 +64,10 @@ pub(crate) async fn prepare(settings: &Settings, stop: &CancellationToken) -> Re
         }
     }
     let status = child.wait().await.context("waiting for the model preparation")?;
+    if let Some(told) = told {
+        // What it said goes before what is said of its end.
+        let _ = told.await;
+    }
     if !status.success() {
         return Err(match status.code() {
             Some(code) if code == i32::from(EXIT_USAGE) => Failure::Told(EXIT_USAGE),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use paceline_engine::{Engine, Gate, Handle, Options as EngineOptions};
-use paceline_server::{Listeners, Options as ServerOptions, Server, Tls};
+use paceline_server::{Listeners, Options as ServerOptions, Server, Tls, Traces};
 use paceline_text::Tokenizer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -40,7 +40,7 @@ struct Sockets {
 /// Why it could not start or go on.
 pub(crate) async fn serve(settings: Settings) -> Result<(), Failure> {
     let signals = Signals::listen().context("cannot listen for signals")?;
-    let tls = settings.flags.tls()?;
+    let (tls, traces) = (settings.flags.tls()?, settings.flags.traces()?);
     let sockets = bind(&settings).await?;
     let grpc = sockets.grpc.map_or_else(String::new, |address| format!(" grpc={address}"));
     say(&format!("listening on http={}{grpc} control={}", sockets.http, sockets.control_address));
@@ -52,7 +52,7 @@ pub(crate) async fn serve(settings: Settings) -> Result<(), Failure> {
     let prepared = prepared?;
     let tokenizer = Tokenizer::load(&prepared.path)
         .map_err(|error| Failure::Usage(format!("{}: {error}", prepared.path.display())))?;
-    run(settings, sockets, prepared, tokenizer, tls, signals).await
+    run(settings, sockets, prepared, tokenizer, (tls, traces), signals).await
 }
 
 async fn bind(settings: &Settings) -> Result<Sockets, Failure> {
@@ -81,7 +81,7 @@ async fn run(
     sockets: Sockets,
     prepared: Prepared,
     tokenizer: Tokenizer,
-    tls: Option<Tls>,
+    (tls, traces): (Option<Tls>, Option<Traces>),
     signals: Signals,
 ) -> Result<(), Failure> {
     let model = ModelConfig::read(&prepared.path)?;
@@ -91,8 +91,6 @@ async fn run(
     for cut in &fleet.shapes.without_graph {
         tracing::warn!("{cut}");
     }
-    let model_root = settings.flags.model.clone().or(prepared.name.clone()).unwrap_or_default();
-    let model_name = settings.flags.served_model_name.clone().or(prepared.name.clone()).unwrap_or(model_root.clone());
     let mut engine = Engine::build(EngineOptions {
         fleet,
         model: settings.model(&prepared.path),
@@ -101,19 +99,8 @@ async fn run(
     })
     .map_err(|error| Failure::Usage(error.to_string()))?;
     let handle = engine.handle();
-    let options = ServerOptions {
-        model_name: model_name.clone(),
-        model_root,
-        sampling_defaults: tokenizer.settings().sampling.clone(),
-        tokenizer,
-        api_key: settings.flags.api_key.clone(),
-        admin: settings.flags.enable_admin == Some(true),
-        chat: settings.flags.chat_options(),
-        limits: settings.flags.request_limits(),
-        connections: settings.flags.connection_limits(),
-        tls,
-        cors: settings.flags.cors_options(),
-    };
+    let options = server_options(&settings, &prepared, tokenizer, (tls, traces.clone()));
+    let model_name = options.model_name.clone();
     let server = Server::build(options, handle.clone(), sockets.listeners);
 
     let (engine_stop, server_stop) = (CancellationToken::new(), CancellationToken::new());
@@ -134,6 +121,9 @@ async fn run(
     let watcher = tokio::spawn(signals.first().clone().run_until_cancelled_owned(watcher));
     let ended = until_the_end(engine, server, &handle, &settings, &signals, &engine_stop, &server_stop).await;
     watcher.abort();
+    if let Some(traces) = traces {
+        traces.flush().await;
+    }
     let worker_code = match launcher {
         Some(launcher) => tokio::task::spawn_blocking(|| launcher.join()).await.unwrap_or(0),
         None => 0,
@@ -145,6 +135,31 @@ async fn run(
             Some(failure) => Err(failure),
             None => Err(Failure::Other(error)),
         },
+    }
+}
+
+/// What the server is given.
+fn server_options(
+    settings: &Settings,
+    prepared: &Prepared,
+    tokenizer: Tokenizer,
+    (tls, traces): (Option<Tls>, Option<Traces>),
+) -> ServerOptions {
+    let flags = &settings.flags;
+    let model_root = flags.model.clone().or(prepared.name.clone()).unwrap_or_default();
+    ServerOptions {
+        model_name: flags.served_model_name.clone().or(prepared.name.clone()).unwrap_or(model_root.clone()),
+        model_root,
+        sampling_defaults: tokenizer.settings().sampling.clone(),
+        tokenizer,
+        api_key: flags.api_key.clone(),
+        admin: flags.enable_admin == Some(true),
+        chat: flags.chat_options(),
+        limits: flags.request_limits(),
+        connections: flags.connection_limits(),
+        tls,
+        traces,
+        cors: flags.cors_options(),
     }
 }
 

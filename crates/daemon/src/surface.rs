@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use paceline_server::{ChatOptions, ConnectionLimits, CorsOptions, RequestLimits, Tls};
+use paceline_server::{ChatOptions, ConnectionLimits, CorsOptions, RequestLimits, Tls, Traces};
 use paceline_text::{ReasoningFormat, ToolFormat};
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +65,17 @@ impl Flags {
     pub(crate) fn tls(&self) -> Result<Option<Tls>, Failure> {
         let (Some(certificates), Some(key)) = (&self.ssl_certfile, &self.ssl_keyfile) else { return Ok(None) };
         Tls::load(certificates, key).map(Some).map_err(|error| usage(error.to_string()))
+    }
+
+    /// Where spans of calls go. They are of the service that the environment names as OpenTelemetry does.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] for an address that is none.
+    pub(crate) fn traces(&self) -> Result<Option<Traces>, Failure> {
+        let Some(endpoint) = &self.otlp_traces_endpoint else { return Ok(None) };
+        let service_name = std::env::var("OTEL_SERVICE_NAME").unwrap_or_else(|_| "paceline".to_owned());
+        let started = Traces::start(endpoint, &service_name);
+        started.map(Some).map_err(|error| usage(format!("--otlp-traces-endpoint: {error}")))
     }
 
     /// How answers to chats are read. Names that a file gives and nobody knows mean nothing here: flags are checked.

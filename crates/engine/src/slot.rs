@@ -35,6 +35,8 @@ struct Waiting {
 pub struct Life {
     /// When it first got a seat; never, if it ended in the queue.
     pub started: Option<Instant>,
+    /// The rank that it has, or had last.
+    pub dp_rank: Option<u32>,
     /// Times that it lost its blocks and began again.
     pub preemptions: u32,
 }
@@ -182,9 +184,11 @@ impl TokenSink {
         });
     }
 
-    /// Notes that the request has a seat.
-    pub fn start(&self) {
-        self.slot.waiting().life.started.get_or_insert_with(Instant::now);
+    /// Notes that the request has a seat on this rank.
+    pub fn start(&self, dp_rank: u32) {
+        let life = &mut self.slot.waiting().life;
+        life.started.get_or_insert_with(Instant::now);
+        life.dp_rank = Some(dp_rank);
     }
 
     /// Notes that the request has lost its blocks.

@@ -441,11 +441,11 @@ impl StepLoop {
         let Some(explanation) = scheduler.and_then(|scheduler| scheduler.explanation(group)) else { return };
         tracing::debug!("{explanation}");
         for rank in &explanation.ranks {
+            let dp_rank = rank.dp_rank.get();
             let sink = |request: &RequestId| self.sinks.get(request);
-            rank.started.iter().filter_map(sink).for_each(TokenSink::start);
+            rank.started.iter().filter_map(sink).for_each(|sink| sink.start(dp_rank));
             rank.preempted.iter().filter_map(sink).for_each(TokenSink::preempt);
             if !rank.is_dummy {
-                let dp_rank = rank.dp_rank.get();
                 let none = StepTokens { dp_rank, ..StepTokens::default() };
                 self.step_tokens.entry(dp_rank).or_insert(none).record(rank.real_tokens);
             }

@@ -28,7 +28,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(options: Options, handle: Handle) -> App {
-        let metrics = Metrics::new(&handle, &options.model_name);
+        let metrics = Metrics::new(&handle, &options.model_name, options.traces.as_ref());
         let open_calls = Arc::new(Semaphore::new(options.limits.open_calls.min(Semaphore::MAX_PERMITS)));
         Arc::new(Self { options, handle, metrics, grammars: Grammars::default(), open_calls, started_unix_s: unix_s() })
     }

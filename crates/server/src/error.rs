@@ -13,6 +13,14 @@ pub enum Error {
         /// The operating system's answer.
         source: std::io::Error,
     },
+    /// A collector of spans that cannot be sent to.
+    #[error("spans cannot be sent to {endpoint}: {message}")]
+    Traces {
+        /// The address asked for.
+        endpoint: String,
+        /// What is wrong with it.
+        message: String,
+    },
     /// A certificate or a key that cannot be used.
     #[error("{file} cannot be used for TLS: {message}")]
     Tls {

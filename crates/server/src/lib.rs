@@ -13,6 +13,7 @@
 //! | `generate` | a call from its checked parameters to its text, for both protocols |
 //! | `openai` | requests and responses as OpenAI clients write and read them |
 //! | `http`, `grpc` | routes and services |
+//! | `traces` | spans of calls for an OpenTelemetry collector |
 //! | `listen` | connections: limits, TLS, readers that stop reading |
 //! | `metrics` | the name of every metric |
 //! | `limits` | the limit on every size that comes from outside |
@@ -30,8 +31,10 @@ mod metrics;
 mod openai;
 mod options;
 mod server;
+mod traces;
 
 pub use error::Error;
 pub use listen::{ConnectionLimits, Tls};
 pub use options::{ChatOptions, CorsOptions, Listeners, Options, RequestLimits};
 pub use server::Server;
+pub use traces::Traces;

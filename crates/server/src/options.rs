@@ -8,6 +8,7 @@ use tokio::net::TcpListener;
 use crate::Error;
 use crate::limits::{BODY_BYTES_MAX, OPEN_CALLS_MAX, STOP_STRINGS_MAX};
 use crate::listen::{ConnectionLimits, Tls};
+use crate::traces::Traces;
 
 /// Settings of a [`crate::Server`].
 #[derive(Clone)]
@@ -33,6 +34,8 @@ pub struct Options {
     pub connections: ConnectionLimits,
     /// What connections are encrypted with; `None` leaves them as they are.
     pub tls: Option<Tls>,
+    /// Where spans of calls go; `None` makes none.
+    pub traces: Option<Traces>,
     /// Which pages may call this server from a browser.
     pub cors: CorsOptions,
 }

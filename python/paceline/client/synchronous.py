@@ -18,9 +18,20 @@ from paceline.v1.generation_pb2_grpc import GenerationStub, ModelStub
 class Client:
     """A connection to one server's gRPC port."""
 
-    def __init__(self, address: str, *, api_key: str | None = None, timeout_s: float | None = None) -> None:
-        """Connect to `address` (HOST:PORT) at the first call. Without `timeout_s` a call may take as long as it does."""
-        self._channel = grpc.insecure_channel(address)
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """Connect to `address` (HOST:PORT) at the first call. Without `timeout_s` a call may take as long as it does.
+
+        `credentials`, as `grpc.ssl_channel_credentials` makes them, are for a server with a certificate; without them nothing
+        is encrypted.
+        """
+        self._channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
         self._stub = GenerationStub(self._channel)
         self._model = ModelStub(self._channel)
         self.admin = Admin(self._channel, api_key, timeout_s)

@@ -26,6 +26,7 @@ use crate::limits::{CHOICES_MAX, PROMPTS_MAX, STOP_STRING_BYTES_MAX, STOP_TOKEN_
 /// What the caller got wrong, or that there is no room or no worker.
 pub(crate) async fn admit(app: &App, call: Call, record: CallRecord) -> Result<Generation, ApiError> {
     let mut record = record;
+    record.trace(&call);
     match try_admit(app, call, &mut record).await {
         Ok(admitted) => Ok(Generation::new(admitted, record)),
         Err(error) => Err(record.refuse(error)),
@@ -86,7 +87,7 @@ async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<Adm
         }
     }
     let max_tokens = requests.iter().map(|(_, request)| request.max_new_tokens).max().unwrap_or(0);
-    record.submitted(requests.len(), call.choices, max_tokens);
+    record.submitted(requests.len(), call.choices, max_tokens, prompt_tokens);
     let sequences = submit(app, &call, requests).await?;
     Ok(Admitted { sequences, prompt_tokens, prompt_text, place })
 }

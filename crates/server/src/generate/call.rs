@@ -3,6 +3,8 @@
 use paceline_grammar::Source;
 use paceline_text::{ChatInput, ReasoningFormat};
 
+use crate::traces::TraceContext;
+
 /// One prompt.
 #[derive(Debug, Clone)]
 pub(crate) enum Prompt {
@@ -123,4 +125,6 @@ pub(crate) struct Call {
     /// Cached prefixes are shared only with calls of the same salt.
     pub(crate) cache_salt: Option<String>,
     pub(crate) dp_rank: Option<u32>,
+    /// The trace that its caller wants it in.
+    pub(crate) trace: Option<TraceContext>,
 }

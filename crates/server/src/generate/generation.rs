@@ -50,7 +50,7 @@ impl Generation {
             Ok(delta) => {
                 self.usage.completion_tokens += delta.token_ids.len();
                 self.usage.cached_tokens += delta.cached_tokens as usize;
-                self.record.progress(&delta, self.usage.prompt_tokens);
+                self.record.progress(&delta);
                 if delta.finish.is_some() {
                     self.open -= 1;
                 }

@@ -28,6 +28,7 @@ use crate::generate::{
 };
 use crate::http::{checked_id, dp_rank};
 use crate::limits::COMPLETION_TOKENS_DEFAULT;
+use crate::traces::TraceContext;
 
 /// The service.
 pub(super) struct GenerationService {
@@ -140,6 +141,7 @@ fn call(app: &App, metadata: &MetadataMap, message: GenerateRequest) -> Result<C
         priority: message.priority.unwrap_or(0),
         cache_salt: message.cache_salt,
         dp_rank: dp_rank(metadata.get("x-data-parallel-rank").map(MetadataValue::as_bytes))?,
+        trace: metadata.get("traceparent").and_then(|value| TraceContext::read(value.as_bytes())),
     })
 }
 

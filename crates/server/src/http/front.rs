@@ -13,8 +13,10 @@ use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 use crate::generate::Call;
 use crate::limits::REQUEST_ID_BYTES_MAX;
+use crate::traces::TraceContext;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TRACE_PARENT: &str = "traceparent";
 const DP_RANK: &str = "x-data-parallel-rank";
 
 /// The id of a request: the client's own, or one drawn for it.
@@ -122,5 +124,6 @@ pub(crate) fn complete_call(
     };
     call.id = format!("{prefix}-{id}");
     call.dp_rank = dp_rank(headers.get(DP_RANK).map(HeaderValue::as_bytes))?;
+    call.trace = headers.get(TRACE_PARENT).and_then(|value| TraceContext::read(value.as_bytes()));
     Ok(())
 }

@@ -2,6 +2,7 @@
 //!
 //! HTTP and gRPC meet the same limits here, before either protocol sees a byte.
 
+mod clear;
 mod patient;
 mod socket;
 mod tls;
@@ -20,6 +21,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::clear::{refuse, speaks_clear};
 pub(crate) use self::socket::Socket;
 pub use self::tls::Tls;
 use crate::limits::{ACCEPT_RETRY, CONNECTIONS_WAITING_MAX, HEAD_READ_TIMEOUT, PING_INTERVAL, PING_TIMEOUT};
@@ -56,6 +58,10 @@ impl Gate {
             tracing::debug!(%error, "TCP_NODELAY cannot be set");
         }
         let Some(tls) = &self.tls else { return Some(Socket::plain(stream, self.limits.unread)) };
+        if protocols == Protocols::Http && matches!(timeout(HEAD_READ_TIMEOUT, speaks_clear(&stream)).await, Ok(true)) {
+            let _ = timeout(HEAD_READ_TIMEOUT, refuse(stream)).await;
+            return None;
+        }
         match timeout(HEAD_READ_TIMEOUT, tls.acceptor(protocols).accept(stream)).await {
             Ok(Ok(stream)) => Some(Socket::encrypted(stream, self.limits.unread)),
             Ok(Err(error)) => {

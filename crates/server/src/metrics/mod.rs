@@ -20,6 +20,7 @@ use self::http::HttpMetrics;
 pub(crate) use self::requests::ChoiceTimes;
 use self::requests::RequestMetrics;
 use self::vllm::VllmCollector;
+use crate::traces::Traces;
 
 /// The registry and the counters that handlers write.
 pub(crate) struct Metrics {
@@ -31,9 +32,13 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     /// Registers everything.
-    pub(crate) fn new(handle: &Handle, model_name: &str) -> Self {
+    pub(crate) fn new(handle: &Handle, model_name: &str, traces: Option<&Traces>) -> Self {
         let mut registry = Registry::default();
         let calls = CallMetrics::register(registry.sub_registry_with_prefix("paceline"));
+        if let Some(traces) = traces {
+            let help = "Calls whose spans were lost, since the collector was slow or away";
+            registry.register("paceline_spans_dropped", help, traces.dropped.clone());
+        }
         let requests = RequestMetrics::new();
         let http = HttpMetrics::register(&mut registry);
         let label = |name: &'static str, value: &str| (name.into(), value.to_owned().into());

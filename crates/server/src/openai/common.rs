@@ -122,6 +122,7 @@ impl Common {
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
             dp_rank: None,
+            trace: None,
         }
     }
 

@@ -9,7 +9,9 @@ use paceline_engine::{
     FailureKind, FinishReason, FleetStatus, GenerateRequest, Handle, ModelLimits, Publisher, RankState, RankStatus,
     SubmitError, TokenLogprobs, TokenOutput, TokenSink,
 };
-use paceline_server::{ChatOptions, ConnectionLimits, CorsOptions, Listeners, Options, RequestLimits, Server, Tls};
+use paceline_server::{
+    ChatOptions, ConnectionLimits, CorsOptions, Listeners, Options, RequestLimits, Server, Tls, Traces,
+};
 use paceline_text::Tokenizer;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -130,6 +132,7 @@ pub struct Setup {
     pub request_limits: RequestLimits,
     pub connections: ConnectionLimits,
     pub tls: Option<Tls>,
+    pub traces: Option<Traces>,
     pub cors: CorsOptions,
 }
 
@@ -159,6 +162,7 @@ impl TestServer {
             limits: setup.request_limits,
             connections: setup.connections,
             tls: setup.tls,
+            traces: setup.traces,
             cors: setup.cors,
         };
         let any = SocketAddr::from(([127, 0, 0, 1], 0));

@@ -17,3 +17,4 @@ mod responses;
 mod structured;
 mod surface;
 mod tokenizer;
+mod traces;
