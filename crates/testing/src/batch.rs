@@ -7,6 +7,7 @@ use paceline_proto::v1::AttentionContract;
 use paceline_sampling::SamplingParams;
 
 use crate::contract;
+use crate::memory::Memory;
 use crate::model::{drafts, masked_token};
 
 /// The arrays of a pass, at capacity.
@@ -85,6 +86,7 @@ fn equal(rule: u32, field: &'static str, expected: i64, got: i64) -> Result<(), 
 pub struct Batch {
     table: SeatTable,
     buffers: Buffers,
+    memory: Memory,
     row_ladders: Vec<(u32, Vec<u32>)>,
     contract: AttentionContract,
     accept_percent: u32,
@@ -99,8 +101,8 @@ impl Batch {
         contract: AttentionContract,
         accept_percent: u32,
     ) -> Self {
-        let buffers = Buffers::new(table.limits());
-        Self { table, buffers, row_ladders, contract, accept_percent }
+        let (buffers, memory) = (Buffers::new(table.limits()), Memory::new(table.limits()));
+        Self { table, buffers, memory, row_ladders, contract, accept_percent }
     }
 
     /// The seats.
@@ -134,6 +136,10 @@ impl Batch {
         masks.check(&step.rank, self.table.limits().vocab_size)?;
         let table = &self.table;
         let logits = self.buffers.fill(|arrays, extent| fill_target(table, step, arrays, extent))?;
+        self.memory.prepare(&step.rank);
+        let [input_ids, _, slots, _] = &self.buffers.tokens_i64;
+        let written = self.buffers.extent.tokens;
+        self.memory.write(&input_ids[..written], &slots[..written]);
         self.check_launch(step.group.target())?;
         let wanted: u32 = step.rank.rows().iter().map(Row::logits_count).sum();
         equal(20, "logits", wanted.into(), logits as i64)?;
@@ -143,8 +149,8 @@ impl Batch {
             let of_row = if row.masks_count() > 0 { masks.next() } else { None };
             outcomes.push(self.outcome(row, of_row.map_or(&[], |masks| &masks.positions))?);
         }
-        let drafts: Vec<Vec<u32>> =
-            step.rank.rows().iter().zip(&outcomes).map(|(row, outcome)| self.drafts(step, row, outcome)).collect();
+        let rows = step.rank.rows().iter().zip(&outcomes);
+        let drafts = rows.map(|(row, outcome)| self.drafts(step, row, outcome)).collect::<Result<Vec<_>, _>>()?;
         let mut passes = 1;
         if step.group.passes().len() == 1 {
             outcomes.iter_mut().zip(drafts).for_each(|(outcome, drafts)| outcome.proposed = drafts);
@@ -195,16 +201,18 @@ impl Batch {
     }
 
     /// The drafts that follow what a row emitted.
-    fn drafts(&self, step: &WorkerStep, row: &Row, outcome: &RowOutcome) -> Vec<u32> {
-        let Some(state) = self.table.seat(row.seat).filter(|_| !outcome.emitted.is_empty()) else { return Vec::new() };
-        let tokens = [state.tokens(), &outcome.emitted].concat();
-        drafts(&tokens, step.group.k_draft(), self.accept_percent, self.table.limits().vocab_size)
+    fn drafts(&self, step: &WorkerStep, row: &Row, outcome: &RowOutcome) -> Result<Vec<u32>, Error> {
+        let state = self.table.seat(row.seat).filter(|_| !outcome.emitted.is_empty());
+        let Some(state) = state else { return Ok(Vec::new()) };
+        let mut tokens = self.memory.history(state)?;
+        tokens.extend_from_slice(&outcome.emitted);
+        Ok(drafts(&tokens, step.group.k_draft(), self.accept_percent, self.table.limits().vocab_size))
     }
 
     fn outcome(&self, row: &Row, masks: &[Option<Words>]) -> Result<RowOutcome, Error> {
         let state = self.table.seat(row.seat).ok_or(Error::rule(11, "request on the seat", 1, 0))?;
         let vocab_size = self.table.limits().vocab_size;
-        let mut tokens = state.tokens().to_vec();
+        let mut tokens = self.memory.history(state)?;
         let known = tokens.len();
         let next = |tokens: &[u32]| masked_token(tokens, vocab_size, masks.get(tokens.len() - known));
         let mut accepted = 0;

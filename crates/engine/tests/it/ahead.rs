@@ -47,8 +47,8 @@ fn requests(numbers: &mut Numbers) -> Vec<GenerateRequest> {
         if numbers.below(3) == 0 {
             one.stop_token_ids = vec![3, 77, 140];
         }
-        // Whoever needs its history is told the tokens of a prefix hit too; the scripted model needs them all.
-        one.sampling.adjust.presence_penalty = 0.5;
+        // Whoever needs its history is told the tokens of a prefix hit too; the others read them from their blocks only.
+        one.sampling.adjust.presence_penalty = if index % 2 == 0 { 0.5 } else { 0.0 };
         requests.push(one);
     }
     requests

@@ -4,7 +4,7 @@ use paceline_engine::{FinishReason, GenerateRequest, SamplingParams, StreamEvent
 use paceline_scheduler::QueueLimits;
 use paceline_testing::model;
 
-use crate::support::{End, Setup, VOCAB_SIZE, expect_text, prompt, read, refusal, request};
+use crate::support::{End, Setup, VOCAB_SIZE, expect_text, limit, prompt, read, refusal, request};
 
 async fn many_texts(setup: Setup) {
     let fleet = setup.start().await;
@@ -38,6 +38,40 @@ async fn texts_are_right_in_lockstep_with_drafts() {
 async fn texts_are_right_with_preemption_and_small_chunks() {
     // 24 prompts of up to 300 tokens over 2 x 40 blocks of 16.
     many_texts(Setup { num_blocks: 40, max_num_batched_tokens: 32, max_model_len: 512, ..Setup::default() }).await;
+}
+
+/// The worker is not told the tokens of a prefix hit: it finds them in the blocks that another request wrote, or the text
+/// is another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn texts_are_the_same_from_the_prefix_cache() {
+    for (depth, layers) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+        let setup = Setup { prefix_cache: true, dp_size: 1, depth, ..Setup::default() };
+        let fleet = Setup { k: layers * 2, drafter_layers: layers, ..setup }.start().await;
+        let whole = prompt(5, 100);
+        let elsewhere = [&whole[..70], &prompt(6, 20)].concat();
+        let longer = [&whole[..], &model::continuation(&whole, 40, VOCAB_SIZE)].concat();
+        // As it was, then going on elsewhere, cut, and going on as the text did. A drafter with KV of its own has the last
+        // block that matches computed again (rule 18).
+        let prompts = [(&whole[..], [0, 0]), (&whole, [96, 80]), (&elsewhere, [64, 48]), (&whole[..48], [32, 32])];
+        for (prompt, hits) in prompts.into_iter().chain([(&longer[..], [128, 112])]) {
+            let mut stream = fleet.submit(prompt, 40).await;
+            let mut ids = Vec::new();
+            loop {
+                let event = limit(stream.next()).await.expect("a stream ends with an event");
+                let (StreamEvent::Tokens { tokens } | StreamEvent::Finished { tokens, .. }) = &event else {
+                    panic!("{event:?}")
+                };
+                ids.extend(tokens.iter().map(|token| token.token_id));
+                if matches!(event, StreamEvent::Finished { .. }) {
+                    break;
+                }
+            }
+            let what = format!("depth {depth}, {layers} draft layers, {} tokens", prompt.len());
+            assert_eq!(stream.cached_tokens(), hits[layers as usize], "{what}");
+            assert_eq!(ids, model::continuation(prompt, 40, VOCAB_SIZE), "{what}");
+        }
+        fleet.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
