@@ -1,23 +1,28 @@
 //! The step loop, on a thread of its own: gather events, let the fleet decide, send what it says.
+//!
+//! What operators ask lies in [`orders`], what is sent to workers and comes back in [`flights`], masks in [`masked`].
+
+mod flights;
+mod masked;
+mod orders;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use paceline_fleet::{Action, AnswerBody, Dispatch, Fleet, Input, Level, Order, Place, StepAnswer, WorkerId};
+use paceline_fleet::{Action, Fleet, Input, Level, Place, WorkerId};
 use paceline_plan::{DpRank, GroupId, StepId};
 use paceline_proto::v1::control_to_worker::Message as ToWorker;
-use paceline_proto::v1::{BindStore, Form, Rejected, StepEnvelope, Stop, Welcome, WorkerSettings};
-use paceline_scheduler::{MaskedRow, RankExplanation, RequestId, RequestSpec};
+use paceline_proto::v1::{BindStore, Form, Rejected, Stop, Welcome, WorkerSettings};
+use paceline_scheduler::{RequestId, RequestSpec};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::admin::{Admin, Resting, Which};
+use crate::admin::Resting;
 use crate::convert;
 use crate::event::{Event, Hello, Submission};
-use crate::handle::{FailureKind, FinishReason, SubmitError};
-use crate::ledger::ExplainedStep;
-use crate::masks::{Due, Masks, StepName};
-use crate::meter::{Running, StepTimes, micros};
+use crate::handle::{FailureKind, SubmitError};
+use crate::masks::{Due, Masks};
+use crate::meter::Running;
 use crate::peers::Peers;
 use crate::slot::{Abandoned, TokenSink};
 use crate::status::{FleetStatus, Publisher, StepTokens};
@@ -150,75 +155,6 @@ impl StepLoop {
         }
     }
 
-    fn admin(&mut self, admin: Admin) {
-        // The status that a caller reads next tells of what it did. Whoever left needs no answer.
-        match admin {
-            Admin::Gate { dp_rank, gate, waits, answer } => {
-                if let Some(dp_rank) = dp_rank.filter(|dp_rank| *dp_rank >= self.parts.dp_size) {
-                    let message = format!("there is no rank {dp_rank}, there are {}", self.parts.dp_size);
-                    let _ = answer.send(Err(SubmitError::Invalid { field: "dp_rank", message }));
-                    return;
-                }
-                self.feed(Input::Order(Order::Gate(dp_rank.map(DpRank::new), gate)));
-                if waits {
-                    self.resting.push(dp_rank, gate, answer);
-                } else {
-                    self.publish();
-                    let _ = answer.send(Ok(()));
-                }
-            }
-            Admin::Abort { which, answer } => {
-                let count = self.abort(&which);
-                self.publish();
-                let _ = answer.send(count);
-            }
-            Admin::ResetPrefixCache { answer } => {
-                self.feed(Input::Order(Order::ResetPrefixCache));
-                self.publish();
-                let _ = answer.send(());
-            }
-            Admin::FollowCache { answer } => {
-                self.follow_cache();
-                let _ = answer.send(());
-            }
-        }
-    }
-
-    /// Ends requests from inside; how many there were.
-    fn abort(&mut self, which: &Which) -> u32 {
-        let scheduler = self.parts.fleet.scheduler();
-        let meant = |request: &RequestId, name: &str| match which {
-            Which::Named(names) => names.iter().any(|other| other == name),
-            Which::Rank(None) => true,
-            Which::Rank(Some(dp_rank)) => {
-                scheduler.and_then(|scheduler| scheduler.dp_rank_of(*request)) == Some(DpRank::new(*dp_rank))
-            }
-        };
-        let meant = self.names.iter().filter(|(request, name)| meant(request, name));
-        let meant: Vec<RequestId> = meant.map(|(request, _)| *request).collect();
-        for request in &meant {
-            if let Some(sink) = self.forget(*request) {
-                sink.finish(Vec::new(), FinishReason::Aborted);
-            }
-            self.feed(Input::Abort(*request));
-        }
-        meant.len() as u32
-    }
-
-    /// Hands on what happened to the prefix caches, as long as somebody follows them.
-    fn follow_cache(&mut self) {
-        let follows = self.parts.publisher.cache().is_followed();
-        if follows != self.follows_cache {
-            self.follows_cache = follows;
-            self.feed(Input::Order(Order::FollowCache(follows)));
-        }
-        if follows {
-            for changes in self.parts.fleet.take_cache_changes() {
-                self.parts.publisher.cache().send(changes);
-            }
-        }
-    }
-
     fn submit(&mut self, submission: Submission) {
         let Submission { id, mut request, sink, answer } = submission;
         // Whoever leaves from now on is found in the list of the abandoned.
@@ -250,29 +186,6 @@ impl StepLoop {
             && let Some(worker) = worker
         {
             self.feed(Input::Lost(worker, "the steps stream was closed at once".to_owned()));
-        }
-    }
-
-    fn reply(&mut self, worker: WorkerId, answer: StepAnswer, received: Instant) {
-        let (group, step) = (answer.group, answer.step);
-        let worker_us = match &answer.body {
-            Ok(AnswerBody::Rows(reply)) => reply.timings_us,
-            _ => [0; 4],
-        };
-        let began = Instant::now();
-        self.feed(Input::Reply(worker, answer));
-        if !self.masks_due.is_empty() {
-            self.order_masks();
-        }
-        let Some(running) = self.running.get_mut(&(group, step)) else { return };
-        if let Some(times) = running.answered(worker_us, received, began.elapsed()) {
-            self.running.remove(&(group, step));
-            // A step that was sent ahead has waited for this one in its workers.
-            self.running.range_mut((group, step)..).filter(|((other, _), _)| *other == group).for_each(|(_, next)| {
-                next.sent = next.sent.max(received);
-            });
-            self.parts.publisher.record(&times);
-            tracing::trace!("group {group}: {times:?}");
         }
     }
 
@@ -403,105 +316,6 @@ impl StepLoop {
     fn tell(&self, worker: WorkerId, message: ToWorker) -> Option<Input> {
         let told = self.peers.control(worker, message);
         (!told).then(|| Input::Lost(worker, "it does not read its control stream".to_owned()))
-    }
-
-    fn send_plans(&mut self) {
-        loop {
-            let began = Instant::now();
-            let Some(dispatch) = self.parts.fleet.next_dispatch() else { return };
-            let planned = Instant::now();
-            let encoded = dispatch.encode();
-            let encoded_at = Instant::now();
-            self.parts.fleet.sent(&dispatch, &encoded);
-            self.explain(dispatch.plan().group().group());
-            let times = StepTimes {
-                plan_us: micros(planned - began),
-                encode_us: micros(encoded_at - planned),
-                ..StepTimes::default()
-            };
-            let (group, step) = (dispatch.plan().group().group(), dispatch.plan().group().step());
-            let running = Running { times, sent: encoded_at, waiting: encoded.rank_parts.len() };
-            if step == StepId::new(1) {
-                // A new epoch: what was in flight before is never answered.
-                self.running.retain(|(other, _), _| *other != group);
-            }
-            self.running.insert((group, step), running);
-            self.send_parts(&dispatch, encoded);
-            if !self.masks.is_idle() {
-                self.note_masked(&dispatch);
-                self.order_masks();
-            }
-            self.parts.fleet.recycle(dispatch);
-        }
-    }
-
-    /// Keeps why the newest step of a group is what it is, and logs it.
-    fn explain(&mut self, group: GroupId) {
-        let scheduler = self.parts.fleet.scheduler();
-        let Some(explanation) = scheduler.and_then(|scheduler| scheduler.explanation(group)) else { return };
-        tracing::debug!("{explanation}");
-        for rank in &explanation.ranks {
-            let dp_rank = rank.dp_rank.get();
-            let sink = |request: &RequestId| self.sinks.get(request);
-            rank.started.iter().filter_map(sink).for_each(|sink| sink.start(dp_rank));
-            rank.preempted.iter().filter_map(sink).for_each(TokenSink::preempt);
-            if !rank.is_dummy {
-                let none = StepTokens { dp_rank, ..StepTokens::default() };
-                self.step_tokens.entry(dp_rank).or_insert(none).record(rank.real_tokens);
-            }
-        }
-        let told = explanation.ranks.iter().flat_map(RankExplanation::requests);
-        let names = told.filter_map(|request| Some((request, Arc::clone(self.names.get(&request)?)))).collect();
-        self.parts.publisher.explain(ExplainedStep { explanation: explanation.clone(), names });
-    }
-
-    fn send_parts(&mut self, dispatch: &Dispatch, encoded: paceline_fleet::Encoded) {
-        let plan = dispatch.plan().group();
-        let group_part = bytes::Bytes::from(encoded.group_part);
-        let mut lost = Vec::new();
-        for (worker, rank_part) in encoded.rank_parts {
-            let envelope = StepEnvelope {
-                group: plan.group().get(),
-                epoch: plan.epoch().get(),
-                step: plan.step().get(),
-                digest: encoded.digest,
-                group_part: group_part.clone(),
-                rank_part: rank_part.into(),
-            };
-            if !self.peers.step(worker, envelope) {
-                lost.push(worker);
-            }
-        }
-        for worker in lost {
-            self.feed(Input::Lost(worker, "it does not read its steps stream".to_owned()));
-        }
-    }
-
-    /// Notes the rows of a step that wait for masks, rank by rank.
-    fn note_masked(&mut self, dispatch: &Dispatch) {
-        let plan = dispatch.plan().group();
-        let Some(scheduler) = self.parts.fleet.scheduler() else { return };
-        let masked = scheduler.masked_rows(plan.group());
-        let name = StepName { group: plan.group(), epoch: plan.epoch(), step: plan.step() };
-        for rows in masked.chunk_by(|left: &MaskedRow, right| left.dp_rank == right.dp_rank) {
-            let workers = dispatch.workers_of(rows[0].dp_rank).iter();
-            let workers = workers.filter_map(|worker| Some((*worker, self.peers.steps(*worker)?))).collect();
-            self.masks_due.push(Due { name, rows: rows.to_vec(), workers });
-        }
-    }
-
-    /// Has masks made of every rank whose step before is committed (rule 19).
-    fn order_masks(&mut self) {
-        let (Some(scheduler), Some(limits)) = (self.parts.fleet.scheduler(), self.parts.fleet.limits()) else { return };
-        for due in std::mem::take(&mut self.masks_due) {
-            let StepName { epoch, step, .. } = due.name;
-            match scheduler.oldest_owed(due.rows[0].dp_rank) {
-                Some(owed) if owed == (epoch, step) => self.masks.order(due, limits.vocab_size),
-                Some(owed) if owed < (epoch, step) => self.masks_due.push(due),
-                // The epoch has ended: nobody waits any more.
-                _ => {}
-            }
-        }
     }
 
     fn publish(&self) {
