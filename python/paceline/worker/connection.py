@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from paceline._core import Pulse, StreamLost, WorkerStream
+from paceline._core import Pulse, WorkerStream
 
 
 class Message(Protocol):
@@ -23,23 +23,16 @@ Sent = TypeVar("Sent", bound=Message)
 Received = TypeVar("Received")
 
 
-class DaemonLostError(Exception):
-    """The daemon cannot be reached, or has closed or broken the stream."""
-
-
 class Stream(Generic[Sent, Received]):
     """Typed messages over a stream of bytes. `send` may be called from any thread."""
 
     def __init__(self, address: str, method: str, parse: Callable[[bytes], Received]) -> None:
         """Dial `address` (HOST:PORT) and open `method` ("Control" or "Steps"); `parse` makes a message of bytes.
 
-        Raises `DaemonLostError` when nobody answers in time.
+        Raises `StreamLost` when nobody answers in time.
         """
         self._parse = parse
-        try:
-            self._stream = WorkerStream(address, method)
-        except StreamLost as error:
-            raise DaemonLostError(str(error)) from None
+        self._stream = WorkerStream(address, method)
 
     def send(self, message: Sent) -> None:
         """Queue a message. On a stream that is broken it is dropped: who receives is told the reason."""
@@ -54,13 +47,9 @@ class Stream(Generic[Sent, Received]):
         self._stream.finish_sending()
 
     def receive(self) -> Iterator[Received]:
-        """Messages as they come. Ends by raising `DaemonLostError`, whether the stream was closed or broke."""
+        """Messages as they come. Ends by raising `StreamLost`, whether the stream was closed or broke."""
         while True:
-            try:
-                message = self._stream.receive()
-            except StreamLost as error:
-                raise DaemonLostError(str(error)) from None
-            yield self._parse(message)
+            yield self._parse(self._stream.receive())
 
     def close(self) -> None:
         """Drop the connection, whatever is in flight."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from paceline._core import Pulse
+from paceline._core import Pulse, StreamLost
 from paceline.errors import EXIT_USAGE, UsageError
 from paceline.v1 import PROTOCOL_HASH
 from paceline.v1.worker_pb2 import (
@@ -37,7 +37,7 @@ from paceline.v1.worker_pb2 import (
     StepToWorker,
     Welcome,
 )
-from paceline.worker.connection import DaemonLostError, Stream
+from paceline.worker.connection import Stream
 from paceline.worker.identity import checkpoint_digest, tokenizer_digest
 from paceline.worker.threads import pin_this_thread, prepare_environment, thread_count
 
@@ -104,7 +104,7 @@ class Session:
             self._steps = Stream(self._options.daemon_address, "Steps", StepToWorker.FromString)
         except (UsageError, OSError) as error:
             return self._report(Ending(EXIT_USAGE, str(error)))
-        except DaemonLostError as error:
+        except StreamLost as error:
             return self._report(Ending(EXIT_FAILED, str(error)))
         self._start("model", self._run_model)
         self._start("control", self._receive_control)
@@ -175,7 +175,7 @@ class Session:
                     # A pass that waits for a peer cannot be called back; a new incarnation is the way into a new epoch.
                     self._end(EXIT_FAILED, f"the daemon aborts epoch {message.abort_epoch.epoch}")
                     return
-        except DaemonLostError as error:
+        except StreamLost as error:
             self._end(EXIT_FAILED, f"lost the daemon: {error}")
         finally:
             self._control_ended.set()
@@ -202,7 +202,7 @@ class Session:
                     self._masks.put(message.masks)
                 else:
                     self._work.put(message.step)
-        except DaemonLostError as error:
+        except StreamLost as error:
             # A daemon that stops closes both streams; the reason is on the other one, and may come a moment later.
             self._control_ended.wait(_LAST_WORDS_S)
             self._end(EXIT_FAILED, f"lost the daemon: {error}")
