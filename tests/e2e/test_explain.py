@@ -71,7 +71,7 @@ def test_a24_a_dummy_beside_a_long_chunk_is_explained_and_counted_apart(start_fl
         "  why: not full because dp_rank 0 has a prompt row; no token ladder covers 8192 tokens",
         "  shape: 1 row, 8192 tokens on every rank; drafts of a row: 1 verified, 1 proposed",
         "  dp_rank 0: 0 decode rows, 1 prompt row, 8192 real tokens, 0 of padding; attention was given 8192 tokens",
-        "    request cmpl-long started",
+        "    request cmpl-long started: it may run on no other rank",
         "  dp_rank 1: no row of its own, 1 dummy row, 0 real tokens, 8192 of padding (2 idle dummy, 8190 group alignment); "
         "attention was given 2 tokens",
     ]
@@ -163,6 +163,76 @@ def test_a_request_that_is_held_is_named_with_the_reason(start_fleet: StartFleet
     held = [(step["step"], row["request"]) for step in steps for row in step["ranks"][0]["held"] if row["reason"] == "budget"]
     number, name = held[0]
     assert f"request {name} runs and had no row: held by the token budget" in told(explain, daemon, str(number))
+
+
+def steps_of(daemon: Daemon) -> list[dict]:
+    """The numbers of all steps of the one group, in order."""
+    last = numbers(daemon, "last")[1]["steps"][0]["step"]
+    return [numbers(daemon, str(number))[1]["steps"][0] for number in range(1, last + 1)]
+
+
+def placement(daemon: Daemon, name: str) -> tuple[int, dict]:
+    """Where a request started first, and what is told of it."""
+    ranks = [rank for step in steps_of(daemon) for rank in step["ranks"]]
+    found = [(rank["dp_rank"], started) for rank in ranks for started in rank["started"] if started["request"] == f"cmpl-{name}"]
+    return found[0]
+
+
+COUPLED = ("-dp=2", "--lockstep=on", "--enable-prefix-caching")
+
+
+def test_a_prefix_decides_and_is_told(start_fleet: StartFleet) -> None:
+    prompt = [number % 250 + 1 for number in range(320)]
+    for flag, expected in [("on", (1, "prefix", 304)), ("off", (0, "turn", 0))]:
+        daemon = start_fleet(*COUPLED, "--prefix-affinity", flag)
+        pinned = {"X-data-parallel-rank": "1", "X-Request-Id": "first"}
+        assert complete(daemon, body(prompt, 2), pinned)[0] == 200
+        assert complete(daemon, body(prompt, 2), {"X-Request-Id": "again"})[0] == 200
+        dp_rank, started = placement(daemon, "first")
+        assert (dp_rank, started["reason"]) == (1, "pinned")
+        dp_rank, started = placement(daemon, "again")
+        assert (dp_rank, started["reason"], started["cached_tokens"]) == expected
+        assert total(metrics(daemon), "paceline_prefix_cache_hit_tokens_total") == expected[2]
+        daemon.stop()
+
+
+@pytest.mark.parametrize(("measure", "expected"), [("tokens", 1), ("requests", 0)])
+def test_the_load_decides_and_is_told(start_fleet: StartFleet, measure: str, expected: int) -> None:
+    daemon = start_fleet(*COUPLED, "--placement-load", measure, worker=UNHURRIED)
+    loads = [(0, 1_000), (1, 50), (1, 50)]
+    prompts = [[(number * place) % 250 + 1 for place in range(length)] for number, (_, length) in enumerate(loads, 1)]
+    heads = [{"X-data-parallel-rank": str(dp_rank)} for dp_rank, _ in loads]
+    streams = [Stream(daemon, body(prompt, 400), head) for prompt, head in zip(prompts, heads, strict=True)]
+    for stream in streams:
+        stream.wait_first()
+    assert complete(daemon, body([7] * 5, 1), {"X-Request-Id": "new"})[0] == 200
+    assert placement(daemon, "new") == (expected, {"request": "cmpl-new", "reason": "load", "ran_on": None, "cached_tokens": 0})
+    for stream in streams:
+        stream.drop()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--prefill-alignment-steps=2"], ("alignment", "held until they run on several ranks, step 2 of at most 2")),
+        (["--max-prefill-tokens-beside-decodes=64"], ("gap", "at most 64 tokens of a rank, for another rank decodes")),
+        ([], None),
+    ],
+    ids=["alignment", "gap", "neither"],
+)
+def test_what_holds_prompts_back_is_explained(
+    start_fleet: StartFleet, explain: Explain, flags: list[str], expected: tuple[str, str] | None
+) -> None:
+    daemon = start_fleet(*COUPLED, *flags, "--max-num-batched-tokens=400", worker=UNHURRIED)
+    stream = Stream(daemon, body([5] * 10, 400), {"X-data-parallel-rank": "0"}).wait_first()
+    assert complete(daemon, body([7] * 300, 1), {"X-data-parallel-rank": "1"})[0] == 200
+    held = [(step["step"], step["prompts"]["reason"]) for step in steps_of(daemon) if step["prompts"]]
+    reason, sentence = expected or (None, "")
+    assert {name for _, name in held} >= ({reason} if reason else set()), held
+    words = [told(explain, daemon, str(step)) for step, _ in held]
+    assert bool(words) == bool(reason)
+    assert not words or any(f"prompts: {sentence}" in text for text in words), words
+    stream.drop()
 
 
 def test_groups_answer_by_themselves(start_fleet: StartFleet, explain: Explain) -> None:

@@ -7,7 +7,10 @@ use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 
 pub use paceline_plan::{DpRank, Epoch, GroupId, Mode, StepId};
-pub use paceline_scheduler::{Explanation, HeldReason, Pace, PaddingCounters, RankExplanation, RequestId, ShapeReason};
+pub use paceline_scheduler::{
+    Explanation, HeldReason, LevelReason, Pace, PaddingCounters, PlacementReason, RankExplanation, RequestId,
+    ShapeReason, Started,
+};
 
 /// Steps that are kept, over all groups.
 pub const STEPS_KEPT: usize = 4_096;
@@ -174,9 +177,11 @@ mod tests {
     use super::*;
 
     fn step(group: u32, epoch: u32, step: u64) -> ExplainedStep {
+        let reason = PlacementReason::Pinned;
+        let started = Started { id: RequestId(step), reason, ran_on: None, cached_tokens: 0 };
         let ranks = [group * 2, group * 2 + 1].map(|dp_rank| RankExplanation {
             dp_rank: DpRank::new(dp_rank),
-            started: vec![RequestId(step)],
+            started: vec![started],
             ..RankExplanation::default()
         });
         let explanation = Explanation {

@@ -4,7 +4,7 @@ use std::fmt::{Display, Formatter, Result, Write};
 
 use paceline_plan::{DpRank, Epoch, GroupId, Mode, StepId};
 
-use crate::{Pace, PaddingCounters, RequestId};
+use crate::{Pace, PaddingCounters, RequestId, Started};
 
 /// Why the target pass has its mode and size. `index` is a rank's index in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,8 +88,8 @@ pub struct RankExplanation {
     pub real_tokens: u32,
     /// What kernels were given beyond them.
     pub padding: PaddingCounters,
-    /// Requests that started here.
-    pub started: Vec<RequestId>,
+    /// Requests that started here, and why here.
+    pub started: Vec<Started>,
     /// Requests that run here and had no row.
     pub held: Vec<(RequestId, HeldReason)>,
     /// Requests that were sent back to the queue.
@@ -109,7 +109,7 @@ impl RankExplanation {
     /// Every request that the explanation names.
     pub fn requests(&self) -> impl Iterator<Item = RequestId> {
         let held = self.held.iter().map(|(id, _)| id);
-        self.started.iter().chain(held).chain(&self.preempted).copied()
+        self.started.iter().map(|started| &started.id).chain(held).chain(&self.preempted).copied()
     }
 
     fn rows(&self, text: &mut impl Write) -> Result {
@@ -132,8 +132,8 @@ impl RankExplanation {
     }
 
     fn requests_told(&self, text: &mut impl Write, name: &impl Fn(RequestId) -> String) -> Result {
-        for id in &self.started {
-            write!(text, "\n    request {} started", name(*id))?;
+        for started in &self.started {
+            write!(text, "\n    request {} {}", name(started.id), started.words(self.dp_rank))?;
         }
         for (id, reason) in &self.held {
             write!(text, "\n    request {} runs and had no row: held by {reason}", name(*id))?;
@@ -226,13 +226,8 @@ impl Explanation {
     }
 
     fn prompts(&self, text: &mut impl Write) -> Result {
-        match self.pace {
-            Pace::Free => Ok(()),
-            Pace::Held { steps } => {
-                write!(text, "\n  prompts: held for {} until they run on several ranks", Count(steps, "step"))
-            }
-            Pace::Level { tokens } => write!(text, "\n  prompts: at most {} of a rank", Count(tokens, "token")),
-        }
+        let Some(words) = self.pace.words() else { return Ok(()) };
+        write!(text, "\n  prompts: {words}")
     }
 
     fn why(&self, text: &mut impl Write) -> Result {
@@ -309,14 +304,17 @@ impl Display for Explanation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{LevelReason, PlacementReason};
 
     fn mixed() -> Explanation {
+        let reason = PlacementReason::Load { load: 100, next: 170 };
+        let started = Started { id: RequestId(7), reason, ran_on: None, cached_tokens: 0 };
         let busy = RankExplanation {
             dp_rank: DpRank::new(4),
             prompt_rows: 1,
             decode_rows: 2,
             real_tokens: 100,
-            started: vec![RequestId(7)],
+            started: vec![started],
             held: vec![(RequestId(8), HeldReason::Budget)],
             preempted: vec![RequestId(9)],
             drafts_trimmed: 1,
@@ -334,7 +332,7 @@ mod tests {
             passes: 1,
             mode: Mode::Eager,
             reason: ShapeReason::PromptRow { index: 0 },
-            pace: Pace::Level { tokens: 100 },
+            pace: Pace::Level { tokens: 100, reason: LevelReason::Gap },
             downgraded_by: Some(DpRank::new(4)),
             rows_padded: 3,
             tokens_padded: 100,
@@ -349,9 +347,9 @@ mod tests {
 group 2, epoch 1, step 30: eager
   why: not full because dp_rank 4 has a prompt row; no token ladder covers 100 tokens
   shape: 3 rows, 100 tokens on every rank; drafts of a row: 1 verified, 1 proposed
-  prompts: at most 100 tokens of a rank
+  prompts: at most 100 tokens of a rank, for another rank decodes
   dp_rank 4: 2 decode rows, 1 prompt row, 100 real tokens, 0 of padding; attention was given 100 tokens
-    request <7> started
+    request <7> started: the load with it is the least, 100, on the next rank 170
     request <8> runs and had no row: held by the token budget
     request <9> was preempted: its blocks were needed, it is in the queue again
     1 draft left out for want of blocks

@@ -14,6 +14,7 @@
 mod blocks;
 mod cache;
 mod check;
+mod choice;
 mod commit;
 mod config;
 mod emit;
@@ -36,6 +37,7 @@ mod seats;
 mod select;
 pub mod shape;
 mod spare;
+mod started;
 mod stats;
 mod table;
 
@@ -47,8 +49,9 @@ pub use error::{Error, Refusal};
 pub use explain::{Explanation, HeldReason, RankExplanation, ShapeReason};
 pub use keys::{BlockKey, CacheSecret};
 pub use ladders::{ShapeConfig, WithoutGraph};
-pub use pace::Pace;
+pub use pace::{LevelReason, Pace};
 pub use policies::{Alignment, Policies};
 pub use request::{RequestId, RequestSpec};
 pub use scheduler::Scheduler;
+pub use started::{PlacementReason, Started};
 pub use stats::{DraftCounters, ModeTokens, PaddingCounters, RankCounters, RankStats, Stats};

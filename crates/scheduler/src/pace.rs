@@ -4,6 +4,8 @@
 //! them in the same steps: they wait for each other for a bounded number of steps, and run at a level that most ranks
 //! can fill. A long prompt that stands alone runs in small pieces, so that nobody waits long for their next token.
 
+use std::fmt::{Display, Formatter};
+
 use crate::Policies;
 
 /// What a rank could run in this step.
@@ -24,12 +26,50 @@ pub enum Pace {
     Held {
         /// Steps that they have waited now.
         steps: u32,
+        /// Steps that they wait at most.
+        most: u32,
     },
     /// A rank runs at most so many tokens of them.
     Level {
         /// Tokens of a rank.
         tokens: u32,
+        /// Why no more.
+        reason: LevelReason,
     },
+}
+
+impl Pace {
+    /// What it says, in words; nothing of prompts that are free.
+    pub(crate) fn words(self) -> Option<String> {
+        match self {
+            Self::Free => None,
+            Self::Held { steps, most } => {
+                Some(format!("held until they run on several ranks, step {steps} of at most {most}"))
+            }
+            Self::Level { tokens, reason } => Some(format!("at most {tokens} tokens of a rank, {reason}")),
+        }
+    }
+}
+
+/// Why prompts of a step are kept to so many tokens of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LevelReason {
+    /// Another rank decodes, and its gap between two tokens is bounded.
+    Gap,
+    /// The ranks fill this level alike.
+    Even,
+    /// Prompts have waited for others as long as they may, and run however uneven that is.
+    Waited,
+}
+
+impl Display for LevelReason {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Gap => "for another rank decodes",
+            Self::Even => "which the ranks fill alike",
+            Self::Waited => "for they have waited for others as long as they may",
+        })
+    }
 }
 
 /// A level is worth a step when it fills this part of the budget: waiting longer would not make fewer steps.
@@ -48,16 +88,17 @@ pub(crate) fn decide(policies: &Policies, budget: u32, ranks: &[Prospect], waite
     let capped =
         if policies.gap_tokens > 0 && delays_another(ranks) { budget.min(policies.gap_tokens) } else { budget };
     let Some(alignment) = policies.alignment.filter(|_| ranks.len() > 1 && decodes) else {
-        return if capped < largest { Pace::Level { tokens: capped } } else { Pace::Free };
+        return if capped < largest { Pace::Level { tokens: capped, reason: LevelReason::Gap } } else { Pace::Free };
     };
     let even = even_level(ranks, alignment.even_percent).min(capped);
     if even >= capped.div_ceil(WORTHWHILE) {
-        return Pace::Level { tokens: even };
+        let reason = if even == capped && capped < budget { LevelReason::Gap } else { LevelReason::Even };
+        return Pace::Level { tokens: even, reason };
     }
     if waited < alignment.delay_steps {
-        return Pace::Held { steps: waited + 1 };
+        return Pace::Held { steps: waited + 1, most: alignment.delay_steps };
     }
-    Pace::Level { tokens: even.max(capped.div_ceil(LONELY)) }
+    Pace::Level { tokens: even.max(capped.div_ceil(LONELY)), reason: LevelReason::Waited }
 }
 
 /// Whether some rank decodes that is not the only one with prompts.
@@ -133,9 +174,10 @@ mod tests {
         let policies = policies(0, Some(3));
         let lonely = ranks(&[800, 0], 1);
         let paces: Vec<Pace> = (0..4).map(|waited| decide(&policies, 1_000, &lonely, waited)).collect();
-        let held = |steps| Pace::Held { steps };
-        assert_eq!(paces, [held(1), held(2), held(3), Pace::Level { tokens: 125 }]);
-        assert_eq!(decide(&policies, 1_000, &ranks(&[800, 700], 1), 0), Pace::Level { tokens: 800 });
+        let held = |steps| Pace::Held { steps, most: 3 };
+        let level = |tokens, reason| Pace::Level { tokens, reason };
+        assert_eq!(paces, [held(1), held(2), held(3), level(125, LevelReason::Waited)]);
+        assert_eq!(decide(&policies, 1_000, &ranks(&[800, 700], 1), 0), level(800, LevelReason::Even));
         assert_eq!(decide(&policies, 1_000, &ranks(&[800, 0], 0), 0), Pace::Free, "nobody decodes");
         assert_eq!(decide(&policies, 1_000, &ranks(&[800], 1), 0), Pace::Free, "a group of one");
         assert_eq!(decide(&policies, 1_000, &ranks(&[0, 0], 1), 0), Pace::Free);
@@ -145,7 +187,7 @@ mod tests {
     fn a_long_prompt_is_cut_only_where_another_rank_decodes() {
         let policies = policies(100, None);
         let one = [Prospect { decode_rows: 0, prompt_tokens: 900 }, Prospect { decode_rows: 1, prompt_tokens: 0 }];
-        assert_eq!(decide(&policies, 1_000, &one, 0), Pace::Level { tokens: 100 });
+        assert_eq!(decide(&policies, 1_000, &one, 0), Pace::Level { tokens: 100, reason: LevelReason::Gap });
         let own = [Prospect { decode_rows: 1, prompt_tokens: 900 }, Prospect::default()];
         assert_eq!(decide(&policies, 1_000, &own, 0), Pace::Free);
     }

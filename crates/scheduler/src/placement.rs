@@ -3,11 +3,12 @@
 
 use paceline_plan::{Seat, WorkerLimits};
 
-use crate::Config;
+use crate::choice::{Candidate, Choice, Key};
 use crate::rank::Rank;
 use crate::request::{Place, Request, Requests, Slot};
 use crate::seated::Load;
 use crate::select::Selection;
+use crate::{Config, PlacementReason};
 
 /// What placement knows of a rank, counting what it has already given it in this round.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +25,8 @@ struct View {
     /// Blocks at their longest of what was started here in this round.
     blocks_started: u32,
     budget: u32,
+    /// Tokens of one request's chunk at most.
+    longest_chunk: u32,
     /// Tokens of prompts that run here or were started in this round.
     prompt_tokens: u32,
     load_tokens: u64,
@@ -49,6 +52,7 @@ pub(crate) struct Start {
     pub(crate) victims: Vec<Seat>,
     /// Whether it waits for the blocks of requests that leave while steps in flight run them.
     pub(crate) waits: bool,
+    pub(crate) reason: PlacementReason,
 }
 
 /// What the queue is told of a round.
@@ -76,6 +80,8 @@ pub(crate) struct Placement<'a> {
     pub(crate) requests: &'a Requests,
     pub(crate) config: &'a Config,
     pub(crate) query_len: u32,
+    /// Requests that wait.
+    pub(crate) waiting: usize,
     /// Index of the group that is planned.
     pub(crate) group: usize,
     /// The rows of its ranks so far.
@@ -91,6 +97,7 @@ struct Offer {
     hit_tokens: u32,
     victims: Vec<Seat>,
     waits: bool,
+    reason: PlacementReason,
 }
 
 impl Placement<'_> {
@@ -143,27 +150,36 @@ impl Placement<'_> {
 
     /// The rank with the least to do before it has done this too, among those that can start it now.
     fn best(&self, request: &Request, views: &[View]) -> Option<Offer> {
-        let policies = &self.config.policies;
-        let mut best: Option<((u32, u64, u32, u64), Offer)> = None;
+        let mut choice = Choice::default();
         for (position, view) in views.iter().enumerate() {
             if !may_go(request, position) || !takes_any(view) {
                 continue;
             }
-            let rank = &self.ranks[position];
-            let hit_tokens = rank.hit_about(request, self.config) * self.config.limits.block_size;
-            let left = if policies.prefix_affinity { request.known() - hit_tokens } else { 0 };
-            let load = if policies.load_in_tokens { view.load_tokens } else { view.requests.into() };
-            // With alignment, the prompts of a step are spread before the loads are.
-            let aligned = policies.alignment.map_or(0, |_| view.prompt_tokens / ALIGNED_TOKENS);
-            let key = (aligned, load + u64::from(left), view.requests, view.last_placed);
-            if best.as_ref().is_some_and(|(other, _)| *other <= key) {
-                continue;
-            }
-            if let Some(blocks) = self.fits(request, position, view) {
-                best = Some((key, Offer { position, blocks, hit_tokens, ..Offer::default() }));
-            }
+            let Some(blocks) = self.fits(request, position, view) else { continue };
+            let hit_tokens = self.ranks[position].hit_about(request, self.config) * self.config.limits.block_size;
+            let (key, uncached) = (self.key(request, view, hit_tokens), self.key(request, view, 0));
+            choice.consider(Candidate {
+                position,
+                blocks,
+                hit_tokens,
+                prompt_tokens: view.prompt_tokens,
+                key,
+                uncached,
+            });
         }
-        best.map(|(_, offer)| offer)
+        let (best, reason) = choice.decide(request.pinned.is_some())?;
+        let Candidate { position, blocks, hit_tokens, .. } = best;
+        Some(Offer { position, blocks, hit_tokens, reason, ..Offer::default() })
+    }
+
+    /// What a rank is compared by for a request of which so many tokens are cached there.
+    fn key(&self, request: &Request, view: &View, hit_tokens: u32) -> Key {
+        let policies = &self.config.policies;
+        let left = if policies.prefix_affinity { request.known() - hit_tokens } else { 0 };
+        let load = if policies.load_in_tokens { view.load_tokens } else { view.requests.into() };
+        // With alignment, the prompts of a step are spread before the loads are.
+        let prompts = policies.alignment.map_or(0, |_| view.prompt_tokens / ALIGNED_TOKENS);
+        Key { prompts, load: load + u64::from(left), requests: view.requests, last_placed: view.last_placed }
     }
 
     /// Blocks that a request takes from what a rank has to spare; nothing when that is not enough.
@@ -240,7 +256,8 @@ impl Placement<'_> {
             view.blocks += rank.blocks_alone(seat);
             victims.push(seat);
             if let Some(blocks) = self.fits(request, position, &view) {
-                return Some(Offer { position, blocks, hit_tokens: 0, victims, waits });
+                let reason = PlacementReason::Priority { victims: victims.len() as u32 };
+                return Some(Offer { position, blocks, hit_tokens: 0, victims, waits, reason });
             }
         }
         None
@@ -258,7 +275,7 @@ impl Placement<'_> {
 
     fn accept(&self, slot: Slot, offer: Offer, placed: u64, views: &mut [View], chosen: &mut Chosen) {
         let request = &self.requests[slot];
-        let Offer { position, blocks, hit_tokens, victims, waits } = offer;
+        let Offer { position, blocks, hit_tokens, victims, waits, reason } = offer;
         let needed = self.config.limits.blocks_for(request.known());
         let grows = self.config.limits.blocks_for(request.longest_computed()) > needed;
         let view = &mut views[position];
@@ -274,12 +291,12 @@ impl Placement<'_> {
         }
         view.blocks = view.blocks.saturating_sub(blocks + u32::from(grows));
         view.blocks_started += self.config.limits.blocks_for(request.longest_computed());
-        view.budget = view.budget.saturating_sub(left);
+        view.budget = view.budget.saturating_sub(left.min(view.longest_chunk));
         view.prompt_tokens = view.prompt_tokens.saturating_add(left);
         view.load_tokens += u64::from(request.known()) + u64::from(left);
         view.requests += 1;
         let Some(index) = view.index else { return };
-        chosen.starts.push(Start { slot, index, tokens: left, victims, waits });
+        chosen.starts.push(Start { slot, index, tokens: left, victims, waits, reason });
         if waits {
             return;
         }
@@ -296,7 +313,7 @@ impl Placement<'_> {
 
     /// A rank that holds a running request back takes no new one.
     fn view(&self, position: usize) -> View {
-        let (rank, limits) = (&self.ranks[position], &self.config.limits);
+        let (rank, limits, policies) = (&self.ranks[position], &self.config.limits, &self.config.policies);
         let load = rank.load(limits);
         let index = (rank.group == self.group).then_some(rank.place);
         let budget = index.map_or_else(
@@ -313,6 +330,7 @@ impl Placement<'_> {
             some_share: false,
             blocks_started: 0,
             budget,
+            longest_chunk: policies.longest_chunk(limits.max_num_batched_tokens, rank.running.len() + self.waiting),
             prompt_tokens: u32::try_from(load.prompt_left).unwrap_or(u32::MAX),
             load_tokens: load.tokens(),
             requests,

@@ -84,12 +84,17 @@ impl Scheduler {
             self.selector(*rank, k_by_load).select(selection);
         }
         let pace = self.take_in(index, &members, selections, prospects, (tick, k_by_load));
-        if let Pace::Level { tokens } = pace {
+        if let Pace::Level { tokens, .. } = pace {
             selections.iter_mut().for_each(|selection| trim_prompts(selection, tokens, k_by_load + 1));
         }
         self.add_wanted_blocks(&members, selections);
         self.count_demands(&members, selections, demands);
-        let decision = shape::decide_in(&self.rules, demands, &mut self.spare)?;
+        let Some(decision) = shape::decide_in(&self.rules, demands, &mut self.spare) else {
+            for (rank, selection) in members.iter().zip(selections) {
+                self.ranks[*rank].untold.append(&mut selection.preempted);
+            }
+            return None;
+        };
         for ((rank, selection), rows) in members.iter().zip(selections.iter_mut()).zip(&decision.decode_rows_run) {
             self.hold_past_ladder(*rank, selection, *rows);
         }
@@ -188,6 +193,7 @@ impl Scheduler {
             requests: &self.requests,
             config: &self.config,
             query_len: self.rules.query_len_max(),
+            waiting: self.queue.len(),
             group,
             selections,
         };
@@ -217,14 +223,14 @@ impl Scheduler {
             prospect.prompt_tokens = prospect.prompt_tokens.min(most.saturating_sub(prospect.decode_rows * query_len));
         }
         let pace = pace::decide(&self.config.policies, most, prospects, self.groups[index].prompts_held_steps);
-        self.groups[index].prompts_held_steps = if let Pace::Held { steps } = pace { steps } else { 0 };
+        self.groups[index].prompts_held_steps = if let Pace::Held { steps, .. } = pace { steps } else { 0 };
         pace
     }
 
     fn start_waiting(&mut self, members: &[usize], selections: &mut [Selection], chosen: Chosen, tick: u64, k: u32) {
         let Chosen { starts, skipped } = chosen;
         let mut full = vec![false; if starts.is_empty() { 0 } else { members.len() }];
-        for Start { slot, index, victims, waits, .. } in starts {
+        for Start { slot, index, victims, waits, reason, .. } in starts {
             let rank = members[index];
             let selection = &selections[index];
             // Placement counts tokens by a quick look at the cache. What it chose after this one counts on this one.
@@ -240,7 +246,7 @@ impl Scheduler {
             }
             self.placements += 1;
             self.ranks[rank].last_placed = self.placements;
-            self.selector(rank, k).start(slot, tick, &mut selections[index]);
+            self.selector(rank, k).start((slot, reason), tick, &mut selections[index]);
         }
         for (slot, skips) in skipped {
             self.requests[slot].skips = skips;
@@ -304,6 +310,8 @@ impl Scheduler {
             if downgraded == Some(index) {
                 counters.count_downgrade(decision.reason);
             }
+            let mut preempted = std::mem::take(&mut rank.untold);
+            preempted.append(&mut selection.preempted);
             ranks.push(RankExplanation {
                 dp_rank: rank.dp_rank,
                 is_dummy: target.loads()[index].is_dummy(),
@@ -313,7 +321,7 @@ impl Scheduler {
                 padding,
                 started: std::mem::take(&mut selection.started),
                 held: std::mem::take(&mut selection.held),
-                preempted: std::mem::take(&mut selection.preempted),
+                preempted,
                 drafts_trimmed: selection.drafts_trimmed,
                 cached_tokens: selection.cached_tokens,
             });

@@ -28,7 +28,8 @@ pub struct Policies {
     pub prefix_affinity: bool,
     /// Whether ranks are compared by the tokens of their requests. False: by the number of requests.
     pub load_in_tokens: bool,
-    /// Prompt tokens of one request in a step while others of its rank run; 0: as many as the budget leaves.
+    /// Prompt tokens of one request in a step while others run on its rank or wait, but no less than an even share of the
+    /// budget among all these; 0: as many as the budget leaves.
     pub long_prefill_tokens: u32,
     /// Prompt tokens of a rank in a step in which another rank of its group decodes, so that nobody's gap between two
     /// tokens is longer than they take; 0: as many as the budget leaves.
@@ -52,5 +53,16 @@ impl Default for Policies {
             gap_tokens: 0,
             alignment: None,
         }
+    }
+}
+
+impl Policies {
+    /// Prompt tokens of one request in a step of `budget` tokens, where so many requests run on its rank or wait: the
+    /// threshold for long prompts, but no less than an even share of the budget, and no limit for one that is alone.
+    pub(crate) fn longest_chunk(&self, budget: u32, requests: usize) -> u32 {
+        if self.long_prefill_tokens == 0 || requests <= 1 {
+            return u32::MAX;
+        }
+        self.long_prefill_tokens.max(budget / requests as u32)
     }
 }

@@ -12,7 +12,7 @@ use crate::request::{Place, Request, Requests, Slot, Standing};
 use crate::seated::{Load, Seated};
 use crate::seats::SeatPool;
 use crate::stats::RankCounters;
-use crate::{Config, Drafter};
+use crate::{Config, Drafter, RequestId};
 
 /// What is left of a request on a rank that it is not on any more, until no step in flight runs it.
 #[derive(Clone, Debug)]
@@ -57,6 +57,8 @@ pub(crate) struct Rank {
     pub(crate) leaving: Vec<Leaving>,
     /// Seats that the worker still has to be told are free; sent with the next step in which this rank has rows.
     pub(crate) releases: Vec<Release>,
+    /// Requests that were sent back to the queue where no step came of it: told with the next one.
+    pub(crate) untold: Vec<RequestId>,
     /// Number of the placement that was the last one here; ties go to the rank that waited longest.
     pub(crate) last_placed: u64,
     pub(crate) counters: RankCounters,
@@ -88,6 +90,7 @@ impl Rank {
             load: None,
             leaving: Vec::new(),
             releases: Vec::new(),
+            untold: Vec::new(),
             last_placed: 0,
             counters: RankCounters::new(config.k),
         }

@@ -96,6 +96,8 @@ pub(crate) struct Request {
     pub(crate) preemptions: u32,
     /// Requests that started before it although it came first.
     pub(crate) skips: u32,
+    /// The rank where it runs or ran last.
+    pub(crate) ran_on: Option<DpRank>,
     /// Number of the submission.
     pub(crate) arrival: u64,
     pub(crate) place: Place,

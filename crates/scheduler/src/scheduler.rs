@@ -116,6 +116,7 @@ impl Scheduler {
             cached_tokens: None,
             preemptions: 0,
             skips: 0,
+            ran_on: None,
             arrival: self.submitted,
             place: Place::Waiting { resumes: false },
         });

@@ -9,7 +9,7 @@ use crate::queue::Queue;
 use crate::rank::Rank;
 use crate::request::{Requests, Slot};
 use crate::shape::Demand;
-use crate::{Config, HeldReason, RequestId};
+use crate::{Config, HeldReason, PlacementReason, RequestId, Started};
 
 /// A row in the making.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct Selection {
     /// Whether a row is, or was, a prompt row.
     pub(crate) has_prompts: bool,
     pub(crate) budget_left: u32,
-    pub(crate) started: Vec<RequestId>,
+    pub(crate) started: Vec<Started>,
     pub(crate) held: Vec<(RequestId, HeldReason)>,
     pub(crate) preempted: Vec<RequestId>,
     pub(crate) drafts_trimmed: u32,
@@ -298,12 +298,12 @@ impl Selector<'_> {
         let mut prompts: Vec<usize> =
             (0..selection.rows.len()).filter(|index| !selection.rows[*index].is_decode).collect();
         prompts.sort_by_key(|index| self.rank.standing(selection.rows[*index].seat));
+        let longest = self.longest_chunk();
         for index in prompts {
             let Selected { seat, tokens, .. } = selection.rows[index];
             let left = self.rank.on(seat).prompt_left() - tokens;
             let fitting = self.fitting(seat, self.rank.blocks.free()) - tokens;
-            let more =
-                left.min(selection.budget_left).min(fitting).min(self.longest_chunk(selection).saturating_sub(tokens));
+            let more = left.min(selection.budget_left).min(fitting).min(longest.saturating_sub(tokens));
             self.allocate(seat, tokens + more);
             selection.budget_left -= more;
             selection.rows[index].tokens += more;
@@ -313,14 +313,16 @@ impl Selector<'_> {
 
     /// Starts a request on this rank: with what the prefix cache has of it, and a first chunk of what the budget
     /// leaves. Its place in the queue goes.
-    pub(crate) fn start(mut self, slot: Slot, tick: u64, selection: &mut Selection) {
-        let longest = self.longest_chunk(selection);
+    pub(crate) fn start(mut self, (slot, reason): (Slot, PlacementReason), tick: u64, selection: &mut Selection) {
+        let longest = self.longest_chunk();
         let request = &mut self.requests[slot];
         let hit = self.rank.hit(request, self.config).blocks;
         self.queue.remove(request);
         let seat = self.rank.seat(slot, request, tick, self.limits);
-        selection.started.push(request.id);
-        selection.cached_tokens += self.share(slot, seat, hit);
+        let (id, ran_on) = (request.id, request.ran_on.replace(self.rank.dp_rank));
+        let cached_tokens = self.share(slot, seat, hit);
+        selection.started.push(Started { id, reason, ran_on, cached_tokens });
+        selection.cached_tokens += cached_tokens;
         let seated = self.rank.on(seat);
         let tokens = seated.prompt_left().min(selection.budget_left).min(longest);
         let lack = self.limits.blocks_for(seated.computed + tokens) - hit;
@@ -330,15 +332,10 @@ impl Selector<'_> {
         selection.rows.push(Selected { seat, is_decode: false, tokens, drafts: 0, cost: tokens });
     }
 
-    /// Prompt tokens of one request in this step: the threshold for long prompts, but no less than an even share of
-    /// the budget, and no limit for a request that is alone.
-    fn longest_chunk(&self, selection: &Selection) -> u32 {
-        let threshold = self.config.policies.long_prefill_tokens;
-        if threshold == 0 || (self.rank.running.len() <= 1 && self.queue.len() == 0) {
-            return u32::MAX;
-        }
-        let prompts = selection.rows.iter().filter(|row| !row.is_decode).count() as u32;
-        threshold.max(self.limits.max_num_batched_tokens / (prompts + 1))
+    /// Prompt tokens of one request in this step.
+    fn longest_chunk(&self) -> u32 {
+        let requests = self.rank.running.len() + self.queue.len();
+        self.config.policies.longest_chunk(self.limits.max_num_batched_tokens, requests)
     }
 
     /// Takes every prompt row out of the step: prompts wait for those of other ranks.

@@ -53,7 +53,8 @@ impl StepLoop {
         for rank in &explanation.ranks {
             let dp_rank = rank.dp_rank.get();
             let sink = |request: &RequestId| self.sinks.get(request);
-            rank.started.iter().filter_map(sink).for_each(|sink| sink.start(dp_rank));
+            let started = rank.started.iter().map(|started| &started.id);
+            started.filter_map(sink).for_each(|sink| sink.start(dp_rank));
             rank.preempted.iter().filter_map(sink).for_each(TokenSink::preempt);
             if !rank.is_dummy {
                 let none = StepTokens { dp_rank, ..StepTokens::default() };

@@ -1,5 +1,7 @@
 //! One step ahead (rule 16): what is planned while a step runs, what of it counts, and when blocks are free.
 
+use std::collections::VecDeque;
+
 use paceline_plan::{GroupId, Mode, StepPlan};
 use paceline_scheduler::{Config, Drafter, Error, Finish, RequestId, ShapeConfig};
 
@@ -321,5 +323,51 @@ fn c21_no_block_is_kept_for_drafts_of_steps_in_flight_after_the_end() {
         }
     }
     world.drain_ahead(pending);
+    world.assert_drained();
+}
+
+/// The same as at depth 0, but for the blocks: a step in flight writes them, so they come a step later, and while they are
+/// coming nobody else leaves.
+#[test]
+fn c08_a_victim_in_flight_leaves_the_plan_and_its_blocks_come_later() {
+    let mut config = ahead(1, 2, 3);
+    config.limits.max_num_batched_tokens = 8;
+    (config.limits.block_size, config.limits.num_blocks, config.limits.table_width) = (4, 6, 1_100);
+    let mut world = World::new(config);
+    world.accept_permille = 0;
+    world.trace = Some(Vec::new());
+    let mut spec = world.spec(2, 16);
+    spec.priority = 5;
+    let low = world.submit_spec(spec).expect("fits");
+    let high = world.submit(2, 16);
+    let rank = |world: &World| world.scheduler.stats().ranks[0].clone();
+    let mut pending = VecDeque::new();
+    let plan = loop {
+        let launched = world.launch(GROUP);
+        if rank(&world).counters.preemptions > 0 {
+            break launched;
+        }
+        match launched {
+            Some((_, replies)) => pending.extend(replies),
+            None => drop(world.deliver(pending.pop_front().expect("one of the two can go on"))),
+        }
+    };
+    assert_eq!((world.scheduler.dp_rank_of(low), rank(&world).running), (None, 1));
+    if let Some((plan, replies)) = plan {
+        let rows: Vec<RequestId> = world.trace.iter().flatten().last().expect("a step").iter().copied().collect();
+        assert_eq!((rows, plan.ranks()[0].tokens_real().get()), (vec![high], 4));
+        pending.extend(replies);
+    }
+    let used = rank(&world).blocks_used;
+    assert!(!pending.is_empty() && used == 6, "{used} blocks: the victim's are in use until its row is answered");
+    world.deliver(pending.pop_front().expect("a step is in flight"));
+    if pending.is_empty() {
+        pending.extend(launch(&mut world).1);
+        let told = &world.scheduler.explanation(GROUP).expect("a step").ranks[0].preempted;
+        assert_eq!(told[..], [low], "told with the next step, for there was none when it left");
+    }
+    world.drain_ahead(pending.into());
+    assert!(rank(&world).counters.preemptions <= 2);
+    assert_eq!(world.requests[&low].emitted, text(&world, low, 16));
     world.assert_drained();
 }

@@ -5,12 +5,11 @@ use paceline_scheduler::{Config, RequestId};
 
 use crate::world::{World, lockstep};
 
-/// The same ranks as one lockstep group, and each on its own.
-fn both(ranks: u32, max_num_seqs: u32) -> [World; 2] {
-    let config = lockstep(ranks, max_num_seqs, 0);
-    let mut dense = config.clone();
-    dense.groups = Config::dense_groups(ranks);
-    [World::new(config), World::new(dense)]
+/// The same ranks as one lockstep group, and each on its own, at every depth.
+fn each(ranks: u32, max_num_seqs: u32) -> impl Iterator<Item = World> {
+    let groups = [Config::lockstep_groups(ranks), Config::dense_groups(ranks)];
+    let pairs = groups.into_iter().flat_map(|groups| [(groups.clone(), 0), (groups, 1)]);
+    pairs.map(move |(groups, depth)| World::new(Config { groups, depth, ..lockstep(ranks, max_num_seqs, 0) }))
 }
 
 fn running(world: &World) -> Vec<u32> {
@@ -23,7 +22,7 @@ fn rank_of(world: &World, id: RequestId) -> u32 {
 
 #[test]
 fn g01_a_first_burst_is_spread() {
-    for mut world in both(4, 8) {
+    for mut world in each(4, 8) {
         for _ in 0..8 {
             world.submit(20, 50);
         }
@@ -35,7 +34,7 @@ fn g01_a_first_burst_is_spread() {
 #[test]
 fn g02_equal_requests_alternate() {
     // One after the other with each one gone before the next: ties must not favour a rank.
-    for mut world in both(2, 8) {
+    for mut world in each(2, 8) {
         let mut counts = [0; 2];
         for _ in 0..10 {
             let id = world.submit(20, 3);
@@ -46,7 +45,7 @@ fn g02_equal_requests_alternate() {
         assert_eq!(counts, [5, 5]);
     }
     // Evenly in time, overlapping.
-    for mut world in both(2, 16) {
+    for mut world in each(2, 16) {
         let mut counts = [0; 2];
         for _ in 0..10 {
             let id = world.submit(100, 400);
@@ -61,7 +60,7 @@ fn g02_equal_requests_alternate() {
 
 #[test]
 fn g02_a_long_burst_is_spread_evenly() {
-    for mut world in both(8, 80) {
+    for mut world in each(8, 80) {
         let mut counts = [0_u32; 8];
         for _ in 0..64 {
             let ids: Vec<_> = (0..8).map(|_| world.submit(30, 200)).collect();
@@ -76,10 +75,15 @@ fn g02_a_long_burst_is_spread_evenly() {
 
 #[test]
 fn g03_load_is_counted_in_tokens() {
-    let mut config = lockstep(2, 8, 0);
-    config.limits.max_model_len = 16_384;
-    config.limits.table_width = 1024;
-    let mut world = World::new(config);
+    for depth in [0, 1] {
+        let mut config = Config { depth, ..lockstep(2, 8, 0) };
+        config.limits.max_model_len = 16_384;
+        config.limits.table_width = 1024;
+        tokens_decide(World::new(config));
+    }
+}
+
+fn tokens_decide(mut world: World) {
     world.submit_to(0, 10_000, 50);
     world.submit_to(1, 1000, 50);
     world.submit_to(1, 1000, 50);
@@ -93,7 +97,12 @@ fn g03_load_is_counted_in_tokens() {
 
 #[test]
 fn g05_load_equals_a_recount() {
-    let mut world = World::new(lockstep(4, 6, 1));
+    for depth in [0, 1] {
+        recount_of(World::new(Config { depth, ..lockstep(4, 6, 1) }));
+    }
+}
+
+fn recount_of(mut world: World) {
     world.accept_permille = 500;
     for _ in 0..2000 {
         if world.random.chance(400) {
@@ -118,7 +127,7 @@ fn g05_load_equals_a_recount() {
 
 #[test]
 fn g09_a_pinned_request_runs_nowhere_else() {
-    for mut world in both(4, 2) {
+    for mut world in each(4, 2) {
         let ids: Vec<_> = (0..4).map(|_| world.submit_to(3, 20, 10)).collect();
         world.round();
         assert_eq!(running(&world), [0, 0, 0, 2]);
@@ -136,7 +145,7 @@ fn g09_a_pinned_request_runs_nowhere_else() {
 
 #[test]
 fn no_request_waits_while_another_rank_could_start_it() {
-    for mut world in both(2, 4) {
+    for mut world in each(2, 4) {
         for _ in 0..4 {
             world.submit_to(0, 4, 100);
         }

@@ -25,7 +25,7 @@ fn d04_a_preempted_request_comes_back_when_all_of_it_fits() {
             preemptions += 1;
             waits = true;
         }
-        if waits && reasons.started.contains(&second) {
+        if waits && reasons.started.iter().any(|started| started.id == second) {
             let known = world.requests[&second].spec.prompt.len() + world.requests[&second].emitted.len();
             assert!(free as usize >= known.div_ceil(16), "{free} blocks were free for {known} tokens");
             waits = false;

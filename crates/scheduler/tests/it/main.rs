@@ -1,6 +1,7 @@
 //! The scheduler from outside: worlds of scripted workers that check every plan like real ones.
 
 mod accounting;
+mod admission;
 mod ahead;
 mod ahead_worlds;
 mod arrays;
@@ -9,6 +10,7 @@ mod blocks;
 mod checks;
 mod drafting;
 mod exhaustive;
+mod explained;
 mod kernels;
 mod life;
 mod model_drafter;

@@ -177,7 +177,7 @@ fn prompts_of_a_group_wait_for_each_other() {
         let plan = world.step(0).expect("a decode");
         assert_eq!(plan.ranks()[0].decode_rows(), 1);
         let explanation = world.scheduler.explanation(GroupId::new(0)).expect("a step");
-        assert_eq!(explanation.pace, Pace::Held { steps });
+        assert_eq!(explanation.pace, Pace::Held { steps, most: 5 });
         assert!(!runs(&world, one));
     }
     let other = world.submit_to(0, 395, 3);
@@ -214,8 +214,8 @@ fn a_running_prompt_that_waits_is_told() {
 }
 
 /// Rank 1 has a prompt of 300,000 tokens; rank 0 decodes with drafts.
-fn long_prompt_world(policies: Policies) -> (World, RequestId, RequestId) {
-    let mut config = lockstep(2, 4, 3);
+fn long_prompt_world(policies: Policies, depth: u32) -> (World, RequestId, RequestId) {
+    let mut config = Config { depth, ..lockstep(2, 4, 3) };
     config.limits.max_model_len = 310_000;
     config.limits.num_blocks = 20_000;
     config.limits.table_width = 310_003_u32.div_ceil(16);
@@ -228,42 +228,49 @@ fn long_prompt_world(policies: Policies) -> (World, RequestId, RequestId) {
 
 #[test]
 fn g08_a_decode_goes_on_beside_a_prompt_of_300_000_tokens() {
-    let (mut world, decode, prefill) = long_prompt_world(Policies::default());
-    let mut steps = 0;
-    while world.requests[&prefill].emitted.is_empty() {
-        let before = world.requests[&decode].emitted.len();
-        let plan = world.step(0).expect("a step");
-        assert!(world.requests[&decode].emitted.len() > before, "a token in every step");
-        assert_eq!((plan.ranks()[0].decode_rows(), plan.ranks()[1].decode_rows()), (1, 0));
-        steps += 1;
+    for depth in [0, 1] {
+        let (mut world, decode, prefill) = long_prompt_world(Policies::default(), depth);
+        for step in 1..=37 {
+            assert!(world.requests[&prefill].emitted.is_empty());
+            let before = world.requests[&decode].emitted.len();
+            let plan = world.step(0).expect("a step");
+            assert!(world.requests[&decode].emitted.len() > before, "a token in every step");
+            assert_eq!((plan.ranks()[0].decode_rows(), plan.ranks()[1].decode_rows()), (1, 0), "step {step}");
+        }
+        for _ in 0..depth {
+            world.step(0).expect("a step");
+        }
+        assert_eq!(world.requests[&prefill].emitted.len(), 1, "depth {depth}: 37 steps, and those that are ahead");
     }
-    assert_eq!(steps, 37);
 }
 
 #[test]
 fn g08_chunks_beside_anothers_decode_are_as_short_as_the_bound_says() {
-    // 100 ms at 20 ms a step and 0.06 ms a token are 1,333 tokens.
-    let (mut world, decode, prefill) = long_prompt_world(Policies { gap_tokens: 1_333, ..Policies::default() });
-    for _ in 0..50 {
-        let before = world.requests[&decode].emitted.len();
+    for depth in [0, 1] {
+        // 100 ms at 20 ms a step and 0.06 ms a token are 1,333 tokens.
+        let (mut world, decode, prefill) =
+            long_prompt_world(Policies { gap_tokens: 1_333, ..Policies::default() }, depth);
+        for _ in 0..50 {
+            let before = world.requests[&decode].emitted.len();
+            let plan = world.step(0).expect("a step");
+            assert!(world.requests[&decode].emitted.len() > before);
+            let prompts = &plan.ranks()[1].rows()[plan.ranks()[1].decode_rows() as usize..];
+            assert!(prompts.iter().map(|row| row.query_len.get()).sum::<u32>() <= 1_333);
+            assert!(prompts.iter().all(|row| row.logits == LogitsWanted::None));
+        }
+        // With nobody to wait for, the whole budget.
+        assert!(world.abort(decode));
+        world.step(0);
         let plan = world.step(0).expect("a step");
-        assert!(world.requests[&decode].emitted.len() > before);
-        let prompts = &plan.ranks()[1].rows()[plan.ranks()[1].decode_rows() as usize..];
-        assert!(prompts.iter().map(|row| row.query_len.get()).sum::<u32>() <= 1_333);
-        assert!(prompts.iter().all(|row| row.logits == LogitsWanted::None));
+        assert_eq!(plan.ranks()[1].rows()[0].query_len.get(), 8_192);
+        assert!(world.abort(prefill));
     }
-    // With nobody to wait for, the whole budget.
-    assert!(world.abort(decode));
-    world.step(0);
-    let plan = world.step(0).expect("a step");
-    assert_eq!(plan.ranks()[1].rows()[0].query_len.get(), 8_192);
-    assert!(world.abort(prefill));
 }
 
 #[test]
 fn g11_tokens_are_balanced_at_admission() {
-    let spread = |policies: Policies| {
-        let mut config = lockstep(8, 64, 0);
+    let spread = |policies: Policies, depth: u32| {
+        let mut config = Config { depth, ..lockstep(8, 64, 0) };
         config.limits.max_model_len = 70_000;
         config.limits.num_blocks = 60_000;
         config.limits.table_width = 70_000_u32.div_ceil(16);
@@ -281,12 +288,14 @@ fn g11_tokens_are_balanced_at_admission() {
         assert_eq!(stats.waiting, 0);
         let used: Vec<u64> = stats.ranks.iter().map(|rank| u64::from(rank.blocks_used)).collect();
         let most = used.iter().max().copied().expect("ranks");
-        (most * 8 * 100 / used.iter().sum::<u64>(), stats.ranks.len())
+        most * 8 * 100 / used.iter().sum::<u64>()
     };
-    let (by_tokens, _) = spread(Policies::default());
-    let (by_requests, _) = spread(Policies { load_in_tokens: false, ..Policies::default() });
-    assert!(by_tokens <= 120, "{by_tokens}");
-    assert!(by_requests > 150, "{by_requests}");
+    for depth in [0, 1] {
+        let by_tokens = spread(Policies::default(), depth);
+        let by_requests = spread(Policies { load_in_tokens: false, ..Policies::default() }, depth);
+        assert!(by_tokens <= 120, "{by_tokens}");
+        assert!(by_requests > 150, "{by_requests}");
+    }
 }
 
 #[test]

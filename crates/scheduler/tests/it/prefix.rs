@@ -156,7 +156,7 @@ fn d14_a_preempted_request_comes_back_first_and_finds_its_blocks() {
 
 fn explanation_started(world: &World, id: RequestId) -> bool {
     let explanation = world.scheduler.explanation(paceline_plan::GroupId::new(0)).expect("a step");
-    explanation.ranks[0].started.contains(&id)
+    explanation.ranks[0].started.iter().any(|started| started.id == id)
 }
 
 #[test]
@@ -170,12 +170,12 @@ fn c19_a_hit_leaves_drafts_as_good_as_before() {
             let drafts = &world.scheduler.stats().ranks[0].counters.drafts;
             (drafts.draft_tokens, drafts.accepted_tokens)
         };
-        let mut spec = world.spec(2_000, 400);
+        let mut spec = world.spec(2_000, 1_500);
         let prompt = spec.prompt.clone();
         world.submit_spec(spec).expect("fits");
         world.drain();
         let first = acceptance(&world);
-        spec = RequestSpec { prompt, ..world.spec(1, 400) };
+        spec = RequestSpec { prompt, ..world.spec(1, 1_500) };
         let id = world.submit_spec(spec).expect("fits");
         world.step(0).expect("it starts");
         assert!(world.scheduler.cached_tokens(id).is_some_and(|tokens| tokens > 1_900));
@@ -183,7 +183,7 @@ fn c19_a_hit_leaves_drafts_as_good_as_before() {
         let both = acceptance(&world);
         let rate = |(drafts, accepted): (u64, u64)| accepted * 1_000 / drafts;
         let second = rate((both.0 - first.0, both.1 - first.1));
-        assert!(second * 100 >= rate(first) * 90, "{second} and {}", rate(first));
+        assert!(second * 100 >= rate(first) * 95, "{second} and {}", rate(first));
         world.assert_drained();
     }
 }

@@ -96,6 +96,8 @@ pub(crate) struct World {
     /// Requests in each plan since the world began, by step: only kept when a test asks.
     pub(crate) trace: Option<Vec<BTreeSet<RequestId>>>,
     next_id: u64,
+    /// Steps of groups whose replies [`Self::step`] and [`Self::round`] have not delivered yet, the oldest first.
+    late: VecDeque<(u32, Vec<Pending>)>,
 }
 
 /// A worker's step whose reply is not delivered yet.
@@ -131,6 +133,7 @@ impl World {
             steps: 0,
             trace: None,
             next_id: 0,
+            late: VecDeque::new(),
         }
     }
 
@@ -359,24 +362,48 @@ impl World {
         live.finished = output.finished;
     }
 
-    /// Plans, runs and commits one step.
+    /// Plans and runs one step, and commits the oldest when more are in flight than are planned ahead. Nothing when nothing is
+    /// left to run.
     pub(crate) fn step(&mut self, group: u32) -> Option<StepPlan> {
-        let (plan, pending) = self.launch(GroupId::new(group))?;
-        for reply in pending {
-            self.deliver(reply);
+        loop {
+            let launched = self.launch(GroupId::new(group));
+            let depth = if launched.is_some() { self.scheduler.config().depth as usize } else { 0 };
+            let plan = launched.map(|(plan, replies)| {
+                self.late.push_back((group, replies));
+                plan
+            });
+            let answered = self.deliver_late(group, depth);
+            if plan.is_some() || !answered {
+                return plan;
+            }
         }
-        Some(plan)
     }
 
-    /// One step of every group; false when none had one.
+    /// One step of every group, like [`Self::step`]; false when nothing was run and nothing answered.
     pub(crate) fn round(&mut self) -> bool {
         let groups = self.scheduler.config().groups.len() as u32;
-        let plans: Vec<_> = (0..groups).filter_map(|group| self.launch(GroupId::new(group))).collect();
-        let any = !plans.is_empty();
-        for (_, pending) in plans {
-            for reply in pending {
+        let depth = self.scheduler.config().depth as usize;
+        let launched: Vec<_> = (0..groups).map(|group| self.launch(GroupId::new(group))).collect();
+        let mut any = false;
+        for (group, launched) in (0..groups).zip(launched) {
+            let keep = if launched.is_some() { depth } else { 0 };
+            any |= launched.is_some();
+            self.late.extend(launched.map(|(_, replies)| (group, replies)));
+            any |= self.deliver_late(group, keep);
+        }
+        any
+    }
+
+    /// Delivers the oldest replies of a group until so many of its steps are left; whether there were any.
+    fn deliver_late(&mut self, group: u32, keep: usize) -> bool {
+        let mut any = false;
+        while self.late.iter().filter(|(other, _)| *other == group).count() > keep {
+            let oldest = self.late.iter().position(|(other, _)| *other == group).expect("one was counted");
+            let (_, replies) = self.late.remove(oldest).expect("it has a place");
+            for reply in replies {
                 self.deliver(reply);
             }
+            any = true;
         }
         any
     }

@@ -3,8 +3,8 @@
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use paceline_engine::ledger::{
-    DpRank, ExplainQuery, ExplainedStep, GroupId, HeldReason, RankExplanation, RequestId, ShapeReason, StepChoice,
-    StepId,
+    DpRank, ExplainQuery, ExplainedStep, GroupId, HeldReason, LevelReason, Pace, RankExplanation, RequestId,
+    ShapeReason, Started, StepChoice, StepId,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -65,6 +65,7 @@ fn numbers(step: &ExplainedStep) -> Value {
         "passes": explanation.passes,
         "rows_padded": explanation.rows_padded,
         "tokens_padded": explanation.tokens_padded,
+        "prompts": pace(explanation.pace),
         "ranks": ranks,
     })
 }
@@ -75,6 +76,7 @@ fn rank_numbers(step: &ExplainedStep, rank: &RankExplanation) -> Value {
     let names = |requests: &[RequestId]| requests.iter().map(|id| step.name(*id)).collect::<Vec<_>>();
     let held: Vec<Value> =
         rank.held.iter().map(|(id, reason)| json!({"request": step.name(*id), "reason": held(*reason)})).collect();
+    let started: Vec<Value> = rank.started.iter().map(|started| started_numbers(step, started)).collect();
     json!({
         "dp_rank": rank.dp_rank.get(),
         "dummy": rank.is_dummy,
@@ -84,10 +86,20 @@ fn rank_numbers(step: &ExplainedStep, rank: &RankExplanation) -> Value {
         "padding_tokens": rank.padding.total(),
         "padding": padding,
         "attention_tokens": rank.attention_tokens(),
-        "started": names(&rank.started),
+        "started": started,
         "held": held,
         "preempted": names(&rank.preempted),
         "drafts_trimmed": rank.drafts_trimmed,
+    })
+}
+
+/// A request that started: why on this rank, where it ran before, and what it read from the prefix cache.
+fn started_numbers(step: &ExplainedStep, started: &Started) -> Value {
+    json!({
+        "request": step.name(started.id),
+        "reason": started.reason.name(),
+        "ran_on": started.ran_on.map(DpRank::get),
+        "cached_tokens": started.cached_tokens,
     })
 }
 
@@ -99,6 +111,22 @@ const fn reason(reason: ShapeReason) -> &'static str {
         ShapeReason::PastLadder { .. } => "row_ladder",
         ShapeReason::NoLadder { .. } => "no_ladder",
         ShapeReason::EagerOnly => "eager_only",
+    }
+}
+
+/// What prompts of the step could do; null when nothing held them back.
+fn pace(pace: Pace) -> Value {
+    match pace {
+        Pace::Free => Value::Null,
+        Pace::Held { steps, most } => json!({"reason": "alignment", "held_steps": steps, "held_steps_most": most}),
+        Pace::Level { tokens, reason } => {
+            let reason = match reason {
+                LevelReason::Gap => "gap",
+                LevelReason::Even => "even",
+                LevelReason::Waited => "waited",
+            };
+            json!({"reason": reason, "tokens": tokens})
+        }
     }
 }
 

@@ -2,18 +2,20 @@
 
 use crate::common::TestServer;
 use paceline_engine::ledger::{
-    DpRank, Epoch, ExplainedStep, Explanation, GroupId, HeldReason, Mode, Pace, PaddingCounters, RankExplanation,
-    RequestId, ShapeReason, StepId,
+    DpRank, Epoch, ExplainedStep, Explanation, GroupId, HeldReason, LevelReason, Mode, Pace, PaddingCounters,
+    PlacementReason, RankExplanation, RequestId, ShapeReason, Started, StepId,
 };
 use serde_json::json;
 
 /// Rank 0 runs a chunk of 64 tokens, rank 1 is idle.
 fn chunk(group: u32, step: u64) -> ExplainedStep {
+    let reason = PlacementReason::Load { load: 64, next: 100 };
+    let started = Started { id: RequestId(5), reason, ran_on: Some(DpRank::new(1)), cached_tokens: 32 };
     let busy = RankExplanation {
         dp_rank: DpRank::new(group * 2),
         prompt_rows: 1,
         real_tokens: 64,
-        started: vec![RequestId(5)],
+        started: vec![started],
         held: vec![(RequestId(6), HeldReason::Budget)],
         ..RankExplanation::default()
     };
@@ -29,7 +31,7 @@ fn chunk(group: u32, step: u64) -> ExplainedStep {
         passes: 2,
         mode: Mode::Eager,
         reason: ShapeReason::PromptRow { index: 0 },
-        pace: Pace::Free,
+        pace: Pace::Level { tokens: 64, reason: LevelReason::Gap },
         downgraded_by: Some(DpRank::new(group * 2)),
         rows_padded: 1,
         tokens_padded: 64,
@@ -49,7 +51,9 @@ async fn a_kept_step_is_told_in_words_and_numbers() {
     let step = &reply.json()["steps"][0];
     assert_eq!((&step["step"], &step["mode"], &step["reason"]), (&json!(7), &json!("eager"), &json!("prompt_row")));
     assert_eq!((&step["downgraded_by"], &step["tokens_padded"]), (&json!(0), &json!(64)));
-    assert_eq!(step["ranks"][0]["started"], json!(["cmpl-mine"]));
+    let started = json!([{"request": "cmpl-mine", "reason": "load", "ran_on": 1, "cached_tokens": 32}]);
+    assert_eq!(step["ranks"][0]["started"], started);
+    assert_eq!(step["prompts"], json!({"reason": "gap", "tokens": 64}));
     assert_eq!(step["ranks"][0]["held"], json!([{"request": "number 6", "reason": "budget"}]));
     let idle = &step["ranks"][1];
     assert_eq!(
