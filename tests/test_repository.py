@@ -1,4 +1,4 @@
-"""The repository as a whole: Python lints and types, the package, and the map from field cases to tests."""
+"""The repository as a whole: Python lints and types, the package, and the maps from cases and behaviours to tests."""
 
 import re
 import subprocess
@@ -12,17 +12,23 @@ from support.processes import ROOT, run_limited
 
 CASES = ROOT / "tests" / "field_cases.toml"
 CASE_TEST = re.compile(r"\b(?:fn |def test_)(([a-g]\d\d)_\w+)")
+BEHAVIOURS = ROOT / "tests" / "vllm_behaviours.toml"
+ANY_TEST = re.compile(r"\b(?:fn |def test_)(\w+)\(")
 
 
 def toml(path: Path) -> dict:
     return tomllib.loads(path.read_text())
 
 
+def sources() -> list[Path]:
+    """All files that tests are written in."""
+    return [*ROOT.glob("crates/*/src/**/*.rs"), *ROOT.glob("crates/*/tests/**/*.rs"), *ROOT.glob("tests/**/*.py")]
+
+
 def case_tests() -> dict[str, set[str]]:
     """Names of all tests in the sources that are named by a case's id, by id; Python's without `test_`."""
-    sources = [*ROOT.glob("crates/*/src/**/*.rs"), *ROOT.glob("crates/*/tests/**/*.rs"), *ROOT.glob("tests/**/*.py")]
     found: dict[str, set[str]] = {}
-    for source in sources:
+    for source in sources():
         for name, case in CASE_TEST.findall(source.read_text()):
             found.setdefault(case.upper(), set()).add(name)
     return found
@@ -43,6 +49,18 @@ def test_every_field_case_has_its_test_or_a_reason() -> None:
         problems += [f"{case}: the test {name} is missing in the map" for name in sorted(actual - named)]
     problems += [f"{case}: tests {sorted(names)} but no entry" for case, names in found.items()]
     assert not problems, "\n".join(problems)
+
+
+def test_every_behaviour_of_vllm_has_its_test_or_a_reason() -> None:
+    behaviours = toml(BEHAVIOURS)
+    names = {name for source in sources() for name in ANY_TEST.findall(source.read_text())}
+    problems = []
+    for number, entry in behaviours.items():
+        if set(entry) not in ({"tests"}, {"reason"}, {"tests", "reason"}) or entry.get("tests") == []:
+            problems.append(f"{number}: has {sorted(entry)}, wants tests, a reason, or both")
+        problems += [f"{number}: no test {name} in the sources" for name in entry.get("tests", []) if name not in names]
+    assert not problems, "\n".join(problems)
+    assert list(behaviours) == [str(number) for number in (*range(1, 65), 68)]
 
 
 def test_python_lints() -> None:

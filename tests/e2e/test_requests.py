@@ -136,3 +136,15 @@ def test_g09_ranks_that_do_not_exist(start_fleet: StartFleet) -> None:
     for rank, expected in [("1", 200), ("2", 400), ("-1", 400), ("x", 400)]:
         status, answer = complete(daemon, body([1, 2], 2), {"X-data-parallel-rank": rank})
         assert status == expected, (rank, answer)
+
+
+def test_d01_a_prompt_that_no_pool_holds_is_400_and_the_next_request_runs(start_fleet: StartFleet) -> None:
+    sizes = ("--block-size=16", "--num-gpu-blocks-override=63", "--max-model-len=1024")
+    daemon = start_fleet("-dp=2", *sizes)
+    began = time.monotonic()
+    status, answer = complete(daemon, body([5] * 1010, 1))
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+    assert "1010" in answer["error"]["message"]
+    assert "1008" in answer["error"]["message"]
+    assert time.monotonic() - began < 10
+    assert len(text(daemon, [5] * 10, 4)) > 0
