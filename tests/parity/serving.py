@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -67,3 +68,40 @@ def counter(daemon: Daemon, name: str) -> float:
     values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
     assert values, f"no {name} in /metrics"
     return sum(values)
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "unit": {"enum": ["celsius", "kelvin"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+    },
+    "required": ["city", "unit", "days"],
+}
+
+
+def forced_call(daemon: Daemon) -> dict[str, Any]:
+    """The arguments of a call that a model has to make, checked against their schema."""
+    function = {"name": "get_weather", "description": "Tells the weather of some days.", "parameters": WEATHER}
+    with OpenAI(base_url=f"{daemon.url}/v1", api_key="none", timeout=240, max_retries=0) as client:
+        asked: dict[str, Any] = {
+            "model": client.models.list().data[0].id,
+            "messages": [{"role": "user", "content": "What will the weather be like in Paris for the next three days?"}],
+            "tools": [{"type": "function", "function": function}, {"type": "function", "function": {"name": "give_up"}}],
+            "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+            "temperature": 0,
+            "max_tokens": 200,
+        }
+        choice = client.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.content is None
+    [call] = choice.message.tool_calls or []
+    assert call.function.name == "get_weather"
+    arguments: dict[str, Any] = json.loads(call.function.arguments)
+    assert set(arguments) == set(WEATHER["properties"])
+    assert isinstance(arguments["city"], str)
+    assert len(arguments["city"]) <= 20
+    assert arguments["unit"] in ("celsius", "kelvin")
+    assert 1 <= arguments["days"] <= 14
+    return arguments

@@ -25,6 +25,8 @@ ADJUSTED = {
     "bad_words": ["the"],
     "min_tokens": 20,
 }
+# As the case says it, with log-probabilities.
+PENALISED = {"ignore_eos": True, "repetition_penalty": 1.2}
 # Text that says the same again, for drafts that are accepted.
 REPEATING = {"ignore_eos": True, "frequency_penalty": -1.5}
 
@@ -50,6 +52,25 @@ def ask(daemon: Any, prompts: list[list[int]], fields: dict[str, Any], extra: di
             return answer.choices[0]
 
         return in_parallel(one, enumerate(prompts), 8)
+
+
+def penalised_logprobs(daemon: Any, prompts: list[list[int]]) -> list[tuple[list[str], list[float]]]:
+    """Tokens and log-probabilities of 40 tokens each: those of the unadjusted model, none of them certain, streamed or not."""
+    fields = {"max_tokens": 40, "temperature": 0.5, "logprobs": 5}
+    found = []
+    for choice in ask(daemon, prompts, fields, PENALISED):
+        assert len(choice.logprobs.tokens) == len(choice.logprobs.top_logprobs) == 40
+        assert all(value < 0 for value in choice.logprobs.token_logprobs)
+        found.append((choice.logprobs.tokens, choice.logprobs.token_logprobs))
+    with OpenAI(base_url=f"{daemon.url}/v1", api_key="none", timeout=240, max_retries=0) as client:
+        asked: dict[str, Any] = {"model": client.models.list().data[0].id, "prompt": prompts[0], "seed": 7, "stream": True}
+        chunks = list(client.completions.create(**asked, extra_body=PENALISED, **fields))
+    held = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices]
+    tokens = [token for logprobs in held if logprobs is not None for token in logprobs.tokens or []]
+    values = [value for logprobs in held if logprobs is not None for value in logprobs.token_logprobs or []]
+    assert tokens == found[0][0]
+    assert values == pytest.approx(found[0][1], abs=1e-3)
+    return found
 
 
 @torch.no_grad()
@@ -97,15 +118,20 @@ def test_c15_adjusted_text_is_the_same_for_any_number_of_ranks_and_drafts(
 ) -> None:
     """Penalties, biases and bad words look at prompt and output: drafts and ranks leave no trace in them."""
     prompts = [item.prompt for item in expected if len(item.prompt) <= 100]
-    texts = []
+    texts, logprobs = [], []
     for arguments in [("-dp", "1"), ("-dp", "2", *DRAFTS), ("-dp", "1", *SMALL_CACHE, *DRAFTS)]:
         daemon = start_daemon(folder, "--dtype", "float32", *arguments)
         daemon.wait_ready(limit_s=120)
         fields = {"max_tokens": 24, "temperature": 0.8}
         choices = [ask(daemon, prompts, fields, extra) for extra in (ADJUSTED, REPEATING)]
         texts.append([[choice.text for choice in group] for group in choices])
+        logprobs.append(penalised_logprobs(daemon, [prompt for prompt in prompts if len(prompt) <= 80][:4]))
         if DRAFTS[0] in arguments:
             assert counter(daemon, "paceline_accepted_tokens_total") > 0
         daemon.stop()
     assert texts[0] == texts[1] == texts[2]
+    for found in logprobs[1:]:
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in logprobs[0]]
+        for (_, values), (_, wanted) in zip(found, logprobs[0], strict=True):
+            assert values == pytest.approx(wanted, abs=1e-3)
     assert not any(" the " in text for text in texts[0][0])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from parity.reference import NEW_TOKENS, Continuation, continuations
-from parity.serving import counter, greedy, sampled
+from parity.serving import counter, forced_call, greedy, sampled
 from support.demo import demo_folder
 
 
@@ -67,13 +67,24 @@ def seeded_texts() -> dict[str, list[str]]:
     return {}
 
 
+@pytest.fixture(scope="module")
+def calls() -> list[dict[str, Any]]:
+    """The forced call of each setup that has room for one."""
+    return []
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: setup.name)
 def test_text_is_that_of_transformers(
-    setup: Setup, folder: Path, expected: list[Continuation], seeded_texts: dict[str, list[str]], start_daemon: Any
+    setup: Setup,
+    folder: Path,
+    expected: list[Continuation],
+    seeded_texts: dict[str, list[str]],
+    calls: list[dict[str, Any]],
+    start_daemon: Any,
 ) -> None:
-    """Greedy tokens are equal one by one, log-probabilities within 1e-3, seeded text is the same in every setup."""
-    daemon = start_daemon(folder, "--dtype", "float32", *setup.arguments)
+    """Greedy tokens are equal one by one, log-probabilities within 1e-3, seeded text and a forced call the same in every setup."""
+    daemon = start_daemon(folder, "--dtype", "float32", "--tool-call-parser", "hermes", *setup.arguments)
     daemon.wait_ready(limit_s=120)
     fits = (len(item.prompt) + NEW_TOKENS <= (setup.longest_tokens or 8192) for item in expected)
     expected = list(compress(expected, fits))
@@ -87,6 +98,10 @@ def test_text_is_that_of_transformers(
     first = next(iter(seeded_texts.values()))
     compared = min(len(first), len(prompts))
     assert seeded_texts[setup.name][:compared] == first[:compared]
+
+    if setup.longest_tokens is None:
+        calls.append(forced_call(daemon))
+        assert calls[-1] == calls[0]
 
     preemptions = counter(daemon, "paceline_preemptions_total")
     assert (preemptions > 0) == (setup.longest_tokens is not None), f"{preemptions} preemptions"

@@ -7,7 +7,7 @@ use llguidance::api::ParserLimits;
 use llguidance::{Matcher, ParserFactory};
 
 use crate::error::first_line;
-use crate::{Error, Source, Vocabulary};
+use crate::{Error, Pattern, Source, Vocabulary};
 
 /// What one grammar may cost, and how many are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,17 +92,32 @@ impl Compiler {
         if let Some(grammar) = self.find(&key) {
             return Ok(grammar);
         }
-        let parser = self.factory.create_parser(source.grammar()?);
-        let parser = parser.map_err(|error| Error::Source { message: first_line(&error) })?;
+        let parser = self.factory.create_parser(source.grammar(&self.vocabulary)?);
+        let parser = parser.map_err(|error| self.blame(source, first_line(&error)))?;
         let mut matcher = Matcher::new(Ok(parser));
         // The first mask is made by every answer, and shows whether there can be one.
-        let first = matcher.compute_mask_or_eos().map_err(|error| Error::Source { message: first_line(&error) })?;
+        let first = matcher.compute_mask_or_eos().map_err(|error| self.blame(source, first_line(&error)))?;
         if first.is_zero() {
             return Err(Error::Source { message: "no text of this model's tokens satisfies it".to_owned() });
         }
         let grammar = Grammar { matcher: Arc::new(Mutex::new(matcher)) };
         self.keep(key, grammar.clone());
         Ok(grammar)
+    }
+
+    /// The error of a source that cannot be used: that of the first of its parts which cannot either.
+    fn blame(&self, source: &Source, message: String) -> Error {
+        let Source::Pattern(pattern) = source else { return Error::Source { message } };
+        let blamed = pattern.parts().into_iter().find_map(|part| {
+            let (field, alone) = match part {
+                Pattern::Json { field, schema, style } => (field, Source::JsonSchema(schema.clone(), *style)),
+                Pattern::Regex { field, expression } => (field, Source::Regex(expression.clone())),
+                _ => return None,
+            };
+            let error = self.compile(&alone).err()?;
+            Some(Error::Part { field: field.clone(), message: error.to_string() })
+        });
+        blamed.unwrap_or(Error::Source { message })
     }
 
     fn find(&self, key: &str) -> Option<Grammar> {

@@ -25,6 +25,14 @@ pub enum Error {
         /// What the compiler found.
         message: String,
     },
+    /// A part of a pattern is no grammar of its kind.
+    #[error("{message}")]
+    Part {
+        /// What the caller calls it.
+        field: String,
+        /// What the compiler found.
+        message: String,
+    },
     /// No token ends an answer of this model.
     #[error("the model has no end-of-sequence token, so that nothing could end such an answer")]
     NoEnd,

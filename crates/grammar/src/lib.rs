@@ -1,7 +1,8 @@
 //! Which tokens an answer may go on with: JSON, regular expressions, choices and grammars, and how long it may think.
 //!
 //! * [`Vocabulary`] is a model's tokens as grammars see them, built once.
-//! * [`Source`] is what a caller asks for; [`Compiler`] makes a [`Grammar`] of it, within limits, and remembers it.
+//! * [`Source`] is what a caller asks for, a [`Pattern`] what is put together from parts; [`Compiler`] makes a [`Grammar`]
+//!   of it, within limits, and remembers it.
 //! * [`Constraint`] follows one answer: it moves by accepted tokens only, and gives one [`TokenMask`] for the next token
 //!   and one after each draft (rule 19).
 //!
@@ -10,6 +11,9 @@
 mod compiler;
 mod constraint;
 mod error;
+mod gbnf;
+mod gbnf_parser;
+mod pattern;
 mod reasoning;
 mod source;
 mod vocabulary;
@@ -17,6 +21,7 @@ mod vocabulary;
 pub use compiler::{Compiler, Grammar, Limits};
 pub use constraint::{Constraint, TokenMask};
 pub use error::Error;
+pub use pattern::Pattern;
 pub use reasoning::{Begins, Reasoning};
 pub use source::{JsonStyle, Source};
 pub use vocabulary::Vocabulary;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
-use crate::Error;
+use crate::{Error, Pattern, Vocabulary, gbnf};
 
 /// How JSON is laid out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -27,8 +27,10 @@ pub enum Source {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// Text of a context-free grammar in Lark's syntax, from its rule `start`.
+    /// Text of a context-free grammar: in Lark's syntax from its rule `start`, or in that of llama.cpp (`root ::= ...`).
     Lark(String),
+    /// What is put together from parts.
+    Pattern(Pattern),
 }
 
 /// Choices of one source.
@@ -46,22 +48,29 @@ impl Source {
             Self::Regex(text) => format!("regex {text}"),
             Self::Choice(texts) => format!("choice {}", json!(texts)),
             Self::Lark(text) => format!("lark {text}"),
+            Self::Pattern(pattern) => format!("pattern {pattern:?}"),
         }
     }
 
     /// The grammar in the compiler's words.
-    pub(crate) fn grammar(&self) -> Result<TopLevelGrammar, Error> {
+    pub(crate) fn grammar(&self, vocabulary: &Vocabulary) -> Result<TopLevelGrammar, Error> {
         Ok(match self {
             Self::JsonObject(style) => schema_grammar(json!({"type": "object"}), *style),
             Self::JsonSchema(schema, style) => schema_grammar(schema.clone(), *style),
             Self::Regex(text) => TopLevelGrammar::from_regex(without_anchors(text)),
             Self::Choice(texts) => TopLevelGrammar::from_lark(choice_grammar(texts)?),
             Self::Lark(text) => lark_grammar(text)?,
+            Self::Pattern(pattern) => TopLevelGrammar::from_lark(pattern.lark(vocabulary)),
         })
     }
 }
 
-fn schema_grammar(mut schema: Value, style: JsonStyle) -> TopLevelGrammar {
+fn schema_grammar(schema: Value, style: JsonStyle) -> TopLevelGrammar {
+    TopLevelGrammar::from_json_schema(guided_schema(schema, style))
+}
+
+/// A schema with what its style says, in the compiler's words.
+pub(crate) fn guided_schema(mut schema: Value, style: JsonStyle) -> Value {
     if style.is_closed && !joins_parts(&schema) {
         close(&mut schema);
     }
@@ -74,7 +83,7 @@ fn schema_grammar(mut schema: Value, style: JsonStyle) -> TopLevelGrammar {
     if let Value::Object(fields) = &mut schema {
         fields.insert("x-guidance".to_owned(), guidance);
     }
-    TopLevelGrammar::from_json_schema(schema)
+    schema
 }
 
 /// Whether parts of the schema speak of one object together: closed, each would forbid what the others ask for.
@@ -117,7 +126,7 @@ fn close(schema: &mut Value) {
 }
 
 /// The whole text is matched in any case; anchors around an expression say nothing more.
-fn without_anchors(text: &str) -> &str {
+pub(crate) fn without_anchors(text: &str) -> &str {
     let text = text.strip_prefix('^').unwrap_or(text);
     match text.strip_suffix('$') {
         Some(body) if !body.ends_with('\\') => body,
@@ -127,7 +136,7 @@ fn without_anchors(text: &str) -> &str {
 
 /// A text as a literal of Lark's syntax.
 pub(crate) fn literal(text: &str) -> String {
-    Value::from(text).to_string()
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
 fn choice_grammar(texts: &[String]) -> Result<String, Error> {
@@ -143,9 +152,6 @@ fn choice_grammar(texts: &[String]) -> Result<String, Error> {
 }
 
 fn lark_grammar(text: &str) -> Result<TopLevelGrammar, Error> {
-    if text.contains("::=") {
-        let message = "rules with ::= are not taken; write them as Lark does, `start: ...`".to_owned();
-        return Err(Error::Source { message });
-    }
-    Ok(TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(text.to_owned())))
+    let text = if gbnf::is_gbnf(text) { gbnf::to_lark(text)? } else { text.to_owned() };
+    Ok(TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(text)))
 }

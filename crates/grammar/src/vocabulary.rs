@@ -77,8 +77,13 @@ impl Vocabulary {
     /// The token that reads `text` on its own, special or not.
     #[must_use]
     pub fn token_of(&self, text: &str) -> Option<u32> {
-        let special = [&[TokTrie::SPECIAL_TOKEN_MARKER], text.as_bytes()].concat();
-        self.trie().token_id_at_bytes(&special).or_else(|| self.trie().token_id_at_bytes(text.as_bytes()))
+        self.special(text).or_else(|| self.trie().token_id_at_bytes(text.as_bytes()))
+    }
+
+    /// The special token of this name.
+    #[must_use]
+    pub fn special(&self, name: &str) -> Option<u32> {
+        self.trie().token_id_at_bytes(&[&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat())
     }
 
     pub(crate) fn going_on(&self) -> &[u32] {

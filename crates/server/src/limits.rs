@@ -47,6 +47,9 @@ pub const GRAMMAR_TIME_MAX: Duration = Duration::from_secs(10);
 /// Tools of one chat.
 pub const TOOLS_MAX: usize = 128;
 
+/// Calls of one answer at most, where calls are forced or held to a schema.
+pub const FORCED_CALLS_MAX: u32 = 16;
+
 /// Bytes of a request id given by a client.
 pub const REQUEST_ID_BYTES_MAX: usize = 256;
 

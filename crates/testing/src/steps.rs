@@ -13,11 +13,13 @@ pub(crate) struct Steps {
     stream: Streaming<StepToWorker>,
     plans: VecDeque<StepEnvelope>,
     masks: VecDeque<Masks>,
+    /// Of the masks that came and were not told yet.
+    mask_bytes: usize,
 }
 
 impl Steps {
     pub(crate) const fn new(stream: Streaming<StepToWorker>) -> Self {
-        Self { stream, plans: VecDeque::new(), masks: VecDeque::new() }
+        Self { stream, plans: VecDeque::new(), masks: VecDeque::new(), mask_bytes: 0 }
     }
 
     /// The next plan; nothing at the end of the stream.
@@ -47,12 +49,20 @@ impl Steps {
         Ok(from_bytes(&masks.body))
     }
 
+    /// Bytes of the masks that came since this was last asked.
+    pub(crate) const fn take_mask_bytes(&mut self) -> usize {
+        std::mem::replace(&mut self.mask_bytes, 0)
+    }
+
     async fn read(&mut self) -> Result<bool, Ended> {
         match self.stream.message().await.map_err(lost)? {
             Some(StepToWorker { message: Some(step_to_worker::Message::Step(envelope)) }) => {
                 self.plans.push_back(envelope);
             }
-            Some(StepToWorker { message: Some(step_to_worker::Message::Masks(masks)) }) => self.masks.push_back(masks),
+            Some(StepToWorker { message: Some(step_to_worker::Message::Masks(masks)) }) => {
+                self.mask_bytes += masks.body.len();
+                self.masks.push_back(masks);
+            }
             Some(_) => return Err(lost("the daemon sent a step message of an unknown kind")),
             None => return Ok(false),
         }

@@ -71,6 +71,8 @@ pub struct StepRecord {
     pub passes: u32,
     /// Seats held after the step's deltas.
     pub seats: usize,
+    /// Bytes of masks that came since the step before.
+    pub mask_bytes: usize,
 }
 
 /// The steps that a worker has executed, shared with whoever watches it.
@@ -356,7 +358,8 @@ impl Worker {
         } else {
             StepMasks::default()
         };
-        Ok(self.run(&step, &masks, batch, (began, decoded)))
+        let record = record(&step, batch.table().occupied(), steps.take_mask_bytes());
+        Ok(self.run(&step, &masks, batch, record, (began, decoded)))
     }
 
     fn run(
@@ -364,9 +367,9 @@ impl Worker {
         step: &WorkerStep,
         masks: &StepMasks,
         batch: &mut Batch,
+        record: StepRecord,
         (began, decoded): (Instant, Instant),
     ) -> Result<StepReply, PlanError> {
-        let record = record(step, batch.table().occupied());
         if self.behaviour.log_steps {
             eprintln!("dp{}: {record:?}", self.behaviour.dp_rank);
         }
@@ -382,7 +385,7 @@ fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }
 
-fn record(step: &WorkerStep, seats: usize) -> StepRecord {
+fn record(step: &WorkerStep, seats: usize, mask_bytes: usize) -> StepRecord {
     let target = step.group.target();
     let load = target.loads()[step.rank_index];
     StepRecord {
@@ -397,6 +400,7 @@ fn record(step: &WorkerStep, seats: usize) -> StepRecord {
         dummy_tokens: if load.is_dummy() { load.tokens_run() } else { 0 },
         passes: step.group.passes().len() as u32,
         seats,
+        mask_bytes,
     }
 }
 

@@ -20,7 +20,10 @@ mod template;
 mod tokenizer;
 mod vocabulary;
 
-pub use answer::{AnswerPart, AnswerReader, ReasoningFormat, ReasoningStart, ToolCall, ToolFormat};
+pub use answer::{
+    AnswerPart, AnswerReader, CallPiece, CallSpelling, ReasoningCounter, ReasoningFormat, ReasoningStart, ToolCall,
+    ToolFormat,
+};
 pub use decode::{IncrementalDecoder, SpecialTokens};
 pub use error::Error;
 pub use settings::{ModelSettings, SamplingDefaults};

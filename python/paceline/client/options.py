@@ -28,7 +28,8 @@ class StructuredOutputs:
     """What an answer has to be: one of these, by vLLM's names.
 
     `json` is a JSON schema, as text or as what `json.dumps` takes; `regex` matches the whole answer; `choice` is a list of
-    answers; `grammar` is in Lark's syntax, from its rule `start`; `json_object` is any JSON object.
+    answers; `grammar` is in the syntax of Lark, from its rule `start`, or of llama.cpp, from its rule `root`; `json_object` is any
+    JSON object; `structural_tag` is free text in which some marks begin what has a form, as text or as an object.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -36,23 +37,30 @@ class StructuredOutputs:
     choice: Sequence[str] | None = None
     grammar: str | None = None
     json_object: bool = False
+    structural_tag: str | Mapping[str, Any] | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
 
     def message(self) -> StructuredOutputsMessage:
         """Its form on the wire. Raises `ValueError` unless exactly one constraint is given."""
-        given = [self.json, self.regex, self.choice, self.grammar, self.json_object or None]
+        given = [self.json, self.regex, self.choice, self.grammar, self.json_object or None, self.structural_tag]
         if sum(one is not None for one in given) != 1:
-            raise ValueError("structured_outputs: give exactly one of json, regex, choice, grammar and json_object")
+            raise ValueError("structured_outputs: give exactly one of json, regex, choice, grammar, json_object and structural_tag")
         return StructuredOutputsMessage(
-            json=self.json if self.json is None or isinstance(self.json, str) else dumps(self.json),
+            json=_json(self.json),
             regex=self.regex,
             choice=None if self.choice is None else Choices(texts=self.choice),
             grammar=self.grammar,
             json_object=self.json_object or None,
+            structural_tag=_json(self.structural_tag),
             disable_any_whitespace=self.disable_any_whitespace,
             disable_additional_properties=self.disable_additional_properties,
         )
+
+
+def _json(value: str | Mapping[str, Any] | None) -> str | None:
+    """JSON as text, given as text or as what it says."""
+    return value if value is None or isinstance(value, str) else dumps(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,8 @@ async fn answers(setup: Setup) -> Vec<Vec<u32>> {
     for (stream, prompt) in free {
         expect_text(stream, &prompt, 40).await;
     }
+    let counters = fleet.handle.status().counters;
+    assert_eq!((counters.failed, counters.refused_plans), (0, 0));
     fleet.stop().await;
     found
 }
@@ -98,14 +100,23 @@ async fn c09_answers_are_json_and_the_same_with_and_without_drafts() {
     // Rows are preempted and come back: what was accepted before counts on.
     let pressed =
         Setup { dp_size: 1, num_blocks: 30, max_num_batched_tokens: 32, max_model_len: 400, ..Setup::default() };
-    assert_eq!(answers(Setup { k: 3, ..pressed }).await, plain);
+    assert_eq!(answers(Setup { k: 3, ..pressed.clone() }).await, plain);
+    // One step ahead: a step is planned before its masks can be made, and they follow the commit of the step before.
+    for k in [0, 3] {
+        assert_eq!(answers(Setup { depth: 1, k, ..Setup::default() }).await, plain);
+        assert_eq!(
+            answers(Setup { depth: 1, k, drafter_layers: k.min(1), lockstep: true, ..Setup::default() }).await,
+            plain
+        );
+        assert_eq!(answers(Setup { depth: 1, k, ..pressed.clone() }).await, plain);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c17_a_budget_ends_reasoning_at_the_same_token_with_and_without_drafts() {
     let mut found = Vec::new();
-    for k in [0, 3] {
-        let fleet = Setup { k, ..Setup::default() }.start().await;
+    for (k, depth) in [(0, 0), (3, 0), (0, 1), (3, 1)] {
+        let fleet = Setup { k, depth, ..Setup::default() }.start().await;
         let request = constrained(7, 200, constraint(&Source::Regex("[0-9]{3}".to_owned()), Some(thinking(20))));
         let tokens = ended(&fleet, request).await;
         let close = tokens.iter().position(|token| *token == CLOSE).expect("reasoning is closed");
@@ -115,7 +126,7 @@ async fn c17_a_budget_ends_reasoning_at_the_same_token_with_and_without_drafts()
         found.push(tokens);
         fleet.stop().await;
     }
-    assert_eq!(found[0], found[1]);
+    assert!(found.iter().all(|tokens| *tokens == found[0]), "{found:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -157,4 +168,26 @@ async fn a_reader_that_leaves_takes_its_constraint_along() {
     let again = constrained(3, 90, constraint(&schema(), None));
     assert!(!ended(&fleet, again).await.is_empty());
     fleet.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_gets_masks_that_nobody_asked_for() {
+    for (k, depth) in [(0, 0), (3, 0), (3, 1)] {
+        let fleet = Setup { k, depth, dp_size: 1, ..Setup::default() }.start().await;
+        let bytes =
+            |from: usize| -> usize { fleet.workers[0].records.all()[from..].iter().map(|step| step.mask_bytes).sum() };
+        let before = prompt(1, 20);
+        expect_text(fleet.submit(&before, 30).await, &before, 30).await;
+        assert_eq!(bytes(0), 0);
+        let beside = prompt(2, 20);
+        let free = fleet.submit(&beside, 600).await;
+        ended(&fleet, constrained(3, 90, constraint(&schema(), None))).await;
+        assert!(bytes(0) > 0);
+        // Rows of the request that has ended may be on their way still.
+        let after = fleet.workers[0].records.all().len() + 3;
+        expect_text(free, &beside, 600).await;
+        assert!(fleet.workers[0].records.all().len() > after);
+        assert_eq!(bytes(after), 0);
+        fleet.stop().await;
+    }
 }

@@ -89,6 +89,24 @@ async fn a_stop_token_ends_the_text_and_is_its_last() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c03_an_end_at_any_place_of_a_row_gives_the_same_text() {
+    let prompt = prompt(4, 30);
+    let text = model::continuation(&prompt, 24, VOCAB_SIZE);
+    for (k, depth) in [(0, 0), (3, 0), (3, 1)] {
+        let fleet = Setup { k, depth, ..Setup::default() }.start().await;
+        for place in 6..18 {
+            let stop = text[place];
+            let first = text.iter().position(|token| *token == stop).expect("it is in the text");
+            let request = GenerateRequest { stop_token_ids: vec![stop], ..request(&prompt, 24) };
+            let (tokens, end) = read(fleet.handle.submit(request).await.expect("taken")).await;
+            let ids: Vec<u32> = tokens.iter().map(|token| token.token_id).collect();
+            assert_eq!((ids.as_slice(), end), (&text[..=first], End::Finished(FinishReason::Stop(Some(stop)))));
+        }
+        fleet.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn log_probabilities_come_with_their_tokens() {
     let fleet = Setup { k: 2, ..Setup::default() }.start().await;
     let sampling = SamplingParams { logprobs: Some(2), ..SamplingParams::greedy() };

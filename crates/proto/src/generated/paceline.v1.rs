@@ -1097,7 +1097,7 @@ pub struct StructuredOutputs {
     /// Whether objects have only the members that their schema names, where it says nothing of others. Absent: true.
     #[prost(bool, optional, tag = "7")]
     pub disable_additional_properties: ::core::option::Option<bool>,
-    #[prost(oneof = "structured_outputs::Constraint", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "structured_outputs::Constraint", tags = "1, 2, 3, 4, 5, 8")]
     pub constraint: ::core::option::Option<structured_outputs::Constraint>,
 }
 /// Nested message and enum types in `StructuredOutputs`.
@@ -1113,12 +1113,15 @@ pub mod structured_outputs {
         /// One of these texts.
         #[prost(message, tag = "3")]
         Choice(super::Choices),
-        /// A context-free grammar in Lark's syntax, from its rule `start`.
+        /// A context-free grammar: in Lark's syntax from its rule `start`, or in that of llama.cpp from its rule `root`.
         #[prost(string, tag = "4")]
         Grammar(::prost::alloc::string::String),
         /// Any JSON object; must be true.
         #[prost(bool, tag = "5")]
         JsonObject(bool),
+        /// Free text in which some marks begin what has a form: the JSON of a structural tag, as text.
+        #[prost(string, tag = "8")]
+        StructuralTag(::prost::alloc::string::String),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

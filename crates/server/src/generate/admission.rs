@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use paceline_engine::{GenerateRequest, ModelLimits, SamplingParams, SubmitError};
 use paceline_sampling::choice_seed;
-use paceline_text::{SpecialTokens, Tokenizer};
+use paceline_text::{ReasoningCounter, SpecialTokens, Tokenizer};
 
 use super::call::{Call, MaxTokens, Stopping};
 use super::generation::Generation;
@@ -39,6 +39,8 @@ pub(super) struct Admitted {
     pub(super) prompt_tokens: usize,
     /// What the first prompt reads, where it is text.
     pub(super) prompt_text: String,
+    /// Whether answers are read for reasoning.
+    pub(super) reasons: bool,
     /// Among the open calls.
     pub(super) place: OpenPlace,
 }
@@ -89,7 +91,8 @@ async fn try_admit(app: &App, call: Call, record: &mut CallRecord) -> Result<Adm
     let max_tokens = requests.iter().map(|(_, request)| request.max_new_tokens).max().unwrap_or(0);
     record.submitted(requests.len(), call.choices, max_tokens, prompt_tokens);
     let sequences = submit(app, &call, requests).await?;
-    Ok(Admitted { sequences, prompt_tokens, prompt_text, place })
+    let reasons = call.thinking.format.is_some();
+    Ok(Admitted { sequences, prompt_tokens, prompt_text, reasons, place })
 }
 
 /// Submits all requests or none: when one is refused the streams of the others are dropped, which takes them back.
@@ -104,6 +107,7 @@ async fn submit(
     let mut first = None;
     for (index, (prompt, mut request)) in requests.into_iter().enumerate() {
         let is_first = index % call.choices as usize == 0;
+        let begun = prompt.text.as_deref().unwrap_or_default();
         request.shares_prompt_with = first.filter(|_| !is_first);
         let options = SequenceOptions {
             index: u32::try_from(index).expect("prompts and choices are limited"),
@@ -115,6 +119,7 @@ async fn submit(
             is_first,
             hide_output: call.stopping.max_tokens.is_zero(),
             min_tokens: call.sampling.min_tokens,
+            reasoning: call.thinking.format.map(|format| ReasoningCounter::new(format, begun)),
         };
         let tokenizer = &app.options.tokenizer;
         let decoder = tokenizer.decoder(special, &request.prompt_token_ids);

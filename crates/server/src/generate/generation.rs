@@ -18,6 +18,8 @@ pub(crate) struct Usage {
     pub(crate) cached_tokens: usize,
     /// Over all choices.
     pub(crate) completion_tokens: usize,
+    /// Of these, reasoning; nothing where answers are not read for it.
+    pub(crate) reasoning_tokens: Option<usize>,
 }
 
 /// The running choices of one call. Dropping it aborts them and counts the call as aborted.
@@ -34,13 +36,13 @@ pub(crate) struct Generation {
 
 impl Generation {
     pub(super) fn new(admitted: Admitted, record: CallRecord) -> Self {
-        let Admitted { sequences, prompt_tokens, prompt_text, place } = admitted;
+        let Admitted { sequences, prompt_tokens, prompt_text, reasons, place } = admitted;
         let choices = sequences.len();
         let sequences = sequences
             .into_iter()
             .map(|sequence| unfold(sequence, async |mut sequence| Some((sequence.next().await?, sequence))).boxed())
             .collect();
-        let usage = Usage { prompt_tokens, ..Usage::default() };
+        let usage = Usage { prompt_tokens, reasoning_tokens: reasons.then_some(0), ..Usage::default() };
         Self { sequences, choices, open: choices, usage, prompt_text, record, _place: place }
     }
 
@@ -50,6 +52,9 @@ impl Generation {
             Ok(delta) => {
                 self.usage.completion_tokens += delta.token_ids.len();
                 self.usage.cached_tokens += delta.cached_tokens as usize;
+                if let Some(tokens) = &mut self.usage.reasoning_tokens {
+                    *tokens += delta.reasoning_tokens;
+                }
                 self.record.progress(&delta);
                 if delta.finish.is_some() {
                     self.open -= 1;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use paceline_engine::{FinishReason, Life, StreamEvent, TokenOutput, TokenStream};
-use paceline_text::{IncrementalDecoder, StopMatcher};
+use paceline_text::{IncrementalDecoder, ReasoningCounter, StopMatcher};
 
 use super::prompt::{PromptPart, PromptReport};
 use crate::api_error::{ApiError, Kind};
@@ -57,6 +57,8 @@ pub(crate) struct Delta {
     pub(crate) finish: Option<Finish>,
     /// With the first piece of a prompt's first choice: tokens of the prompt that were read from the prefix cache.
     pub(crate) cached_tokens: u32,
+    /// Tokens of reasoning that were found since the last piece.
+    pub(crate) reasoning_tokens: usize,
     /// With the first piece of a choice, where something is asked for about its prompt.
     pub(crate) prompt: Option<Box<PromptReport>>,
     /// What the engine has done with the choice so far.
@@ -87,6 +89,8 @@ pub(crate) struct SequenceOptions {
     pub(crate) min_tokens: u32,
     /// Whether what is produced stays unseen: nothing was to be produced.
     pub(crate) hide_output: bool,
+    /// Where answers are read for reasoning.
+    pub(crate) reasoning: Option<ReasoningCounter>,
 }
 
 /// A running choice. Dropping it aborts its request.
@@ -103,6 +107,9 @@ pub(crate) struct Sequence {
     has_begun: bool,
     /// Gone once the choice has begun.
     prompt: Option<PromptPart>,
+    reasoning: Option<ReasoningCounter>,
+    /// Tokens of reasoning that were reported.
+    reasoning_reported: usize,
     options: SequenceOptions,
 }
 
@@ -112,7 +119,7 @@ impl Sequence {
         decoder: IncrementalDecoder,
         pieces: IncrementalDecoder,
         prompt: Option<PromptPart>,
-        options: SequenceOptions,
+        mut options: SequenceOptions,
     ) -> Self {
         let stops = StopMatcher::new(&options.stops, options.include_stop);
         Self {
@@ -124,6 +131,8 @@ impl Sequence {
             decoded: 0,
             has_begun: false,
             prompt,
+            reasoning: options.reasoning.take(),
+            reasoning_reported: 0,
             options,
         }
     }
@@ -150,7 +159,9 @@ impl Sequence {
         if !matches!(&delta, Ok(Delta { finish: None, .. })) {
             self.stream = None;
         }
-        Some(delta)
+        let tokens = self.reasoning.as_ref().map_or(0, ReasoningCounter::tokens);
+        let reasoning_tokens = tokens - std::mem::replace(&mut self.reasoning_reported, tokens);
+        Some(delta.map(|delta| Delta { reasoning_tokens, ..delta }))
     }
 
     fn read(&mut self, tokens: Vec<TokenOutput>, reason: Option<FinishReason>) -> Result<Delta, ApiError> {
@@ -176,12 +187,15 @@ impl Sequence {
                 continue;
             }
             self.decoded += 1;
-            if self.decoded <= self.options.min_tokens {
-                self.decoder.push(token_id, &mut delta.text).map_err(|error| decode_error(&error))?;
-                continue;
-            }
             let mut fresh = String::new();
             self.decoder.push(token_id, &mut fresh).map_err(|error| decode_error(&error))?;
+            if let Some(reasoning) = &mut self.reasoning {
+                reasoning.push(&fresh);
+            }
+            if self.decoded <= self.options.min_tokens {
+                delta.text.push_str(&fresh);
+                continue;
+            }
             // What follows a stop string in the same step was never asked for.
             if self.find_stop(&fresh, &mut delta) {
                 return self.close(delta);
@@ -224,6 +238,9 @@ impl Sequence {
 
     /// The last token's piece takes the bytes of a character that will never be complete.
     fn close(&mut self, mut delta: Delta) -> Result<Delta, ApiError> {
+        if let Some(reasoning) = &mut self.reasoning {
+            reasoning.finish();
+        }
         if let Some(piece) = delta.pieces.last_mut() {
             self.pieces.finish(&mut piece.text).map_err(|error| decode_error(&error))?;
         }

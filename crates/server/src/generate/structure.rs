@@ -73,7 +73,10 @@ pub(super) async fn held(app: &App, call: &Call) -> Result<Option<Held>, ApiErro
     let (shared, structure) = (app.clone(), call.structure.clone());
     let job = move || {
         let field = structure.as_ref().map_or("thinking_token_budget", |structure| structure.field.as_str());
-        let invalid = |error: GrammarError| ApiError::invalid(field, format!("{field}: {error}"));
+        let invalid = |error: GrammarError| match error {
+            GrammarError::Part { field, message } => ApiError::invalid(&*field, format!("{field}: {message}")),
+            error => ApiError::invalid(field, format!("{field}: {error}")),
+        };
         let tokenizer = shared.options.tokenizer.clone();
         let compiler = shared.grammars.compiler(&tokenizer).map_err(invalid)?;
         let grammar = structure.as_ref().map(|structure| compiler.compile(&structure.source)).transpose();

@@ -28,6 +28,7 @@ use crate::generate::{
 };
 use crate::http::{checked_id, dp_rank};
 use crate::limits::COMPLETION_TOKENS_DEFAULT;
+use crate::openai::structural_tag_of;
 use crate::traces::TraceContext;
 
 /// The service.
@@ -162,9 +163,14 @@ fn structure(message: StructuredOutputs) -> Result<Structure, ApiError> {
         Some(StructureMessage::Regex(text)) => named("regex", Source::Regex(text)),
         Some(StructureMessage::Choice(choices)) => named("choice", Source::Choice(choices.texts)),
         Some(StructureMessage::Grammar(text)) => named("grammar", Source::Lark(text)),
+        Some(StructureMessage::StructuralTag(text)) => {
+            let pattern = structural_tag_of("structured_outputs.structural_tag", Value::from(text), style)?;
+            named("structural_tag", Source::Pattern(pattern))
+        }
         Some(StructureMessage::JsonObject(true)) => named("json_object", Source::JsonObject(style)),
         Some(StructureMessage::JsonObject(false)) | None => {
-            let message = "structured_outputs needs one of json, regex, choice, grammar and json_object";
+            let message =
+                "structured_outputs needs one of json, regex, choice, grammar, json_object and structural_tag";
             Err(ApiError::invalid("structured_outputs", message))
         }
     }

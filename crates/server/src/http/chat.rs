@@ -11,10 +11,10 @@ use super::front::{RequestId, complete_call, read_body};
 use super::sse::{Chunks, chunks_end, gather, stream};
 use crate::api_error::ApiError;
 use crate::app::{App, unix_s};
-use crate::generate::{CallRecord, Delta, Finish, FinishCause, TokenPiece, Usage, admit};
+use crate::generate::{CallRecord, Delta, TokenPiece, Usage, admit};
 use crate::openai::{
     Answer, ChatBody, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, ChatRequest,
-    Reported, Said, StopValue, StreamOptions, TokenNames, UsageBody, finish_reason, prompt_logprobs,
+    Reported, Said, StopValue, StreamOptions, TokenNames, UsageBody, prompt_logprobs,
 };
 
 /// Answers a conversation, streamed or whole.
@@ -68,8 +68,7 @@ fn read(app: &App, id: RequestId, headers: &HeaderMap, body: &Bytes) -> Result<(
     let mut request = ChatRequest::from_body(body)?;
     let named = (request.model.as_deref(), request.request_id.take());
     complete_call(app, &mut request.call, "chatcmpl", (id, headers), named)?;
-    let setup = ReaderSetup::new(app, &request.tools, request.include_reasoning)?;
-    setup.prepare(&mut request.call);
+    let setup = ReaderSetup::prepare(app, &request.tools, request.include_reasoning, &mut request.call)?;
     Ok((request, setup))
 }
 
@@ -100,17 +99,12 @@ impl Writer {
         ChatChoice {
             index: u32::try_from(index).expect("choices are limited"),
             logprobs: self.logprobs(&answer.pieces),
-            finish_reason: answer.finish.as_ref().map(|finish| why(finish, reader.has_called())),
+            finish_reason: answer.finish.as_ref().map(|finish| reader.finish_reason(finish)),
             message: ChatMessage::assistant(said),
             stop_reason: StopValue::of(answer.finish.as_ref()),
             token_ids: self.reported.token_ids.then_some(answer.token_ids),
         }
     }
-}
-
-/// An answer that calls tools and was not cut ended for the calls.
-fn why(finish: &Finish, has_called: bool) -> &'static str {
-    if has_called && finish.cause == FinishCause::Stop { "tool_calls" } else { finish_reason(finish) }
 }
 
 struct Streamed {
@@ -176,13 +170,13 @@ impl Chunks for Streamed {
         let reader = &mut self.readers[index as usize];
         let read = reader.read(&text, finish.is_some());
         let held_back = !text.is_empty() && read.is_empty();
-        let has_called = reader.has_called();
+        let finish_reason = finish.as_ref().map(|finish| reader.finish_reason(finish));
         if held_back && pieces.is_empty() && finish.is_none() && !returns_ids {
             return chunks;
         }
         let said = ChatChunkChoice {
             logprobs: self.writer.logprobs(&pieces),
-            finish_reason: finish.as_ref().map(|finish| why(finish, has_called)),
+            finish_reason,
             stop_reason: StopValue::of(finish.as_ref()),
             token_ids: returns_ids.then_some(token_ids),
             ..choice(index, said(read))

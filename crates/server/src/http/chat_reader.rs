@@ -4,8 +4,8 @@ use paceline_text::{AnswerPart, AnswerReader, ReasoningFormat, ToolFormat};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::generate::Call;
-use crate::openai::{Said, ToolCallBody, Tools};
+use crate::generate::{Call, Finish, FinishCause};
+use crate::openai::{Said, ToolCallBody, ToolChoice, Tools, finish_reason, held_to_calls};
 
 /// How the answers of one chat are read.
 #[derive(Debug, Clone, Copy)]
@@ -13,33 +13,51 @@ pub(super) struct ReaderSetup {
     reasoning: Option<ReasoningFormat>,
     tools: Option<ToolFormat>,
     parallel: bool,
+    /// Whether the answer is a call of a function that the caller named.
+    is_named: bool,
     include_reasoning: bool,
 }
 
 impl ReaderSetup {
+    /// Prepares `call` for being read: markers that are special tokens must be seen, what an answer has to be holds
+    /// behind its reasoning, and calls that are forced or strict are held to their schemas.
+    ///
     /// # Errors
-    /// Tools are given and nothing says how this model writes calls.
-    pub(super) fn new(app: &App, tools: &Tools, include_reasoning: bool) -> Result<Self, ApiError> {
-        let chat = app.options.chat;
-        let format = if tools.definitions.is_empty() {
-            None
-        } else {
-            let known = chat.tool_format.or(app.options.tokenizer.tool_format());
+    /// Tools are given and nothing says how this model writes calls, or they cannot be called as asked.
+    pub(super) fn prepare(
+        app: &App,
+        tools: &Tools,
+        include_reasoning: bool,
+        call: &mut Call,
+    ) -> Result<Self, ApiError> {
+        let (chat, tokenizer) = (app.options.chat, &app.options.tokenizer);
+        let mut format = None;
+        if !tools.definitions.is_empty() {
+            let known = chat.tool_format.or(tokenizer.tool_format());
             let message = "tools are not supported with this model: its chat template shows no known spelling of calls, and the \
                            server was not started with --tool-call-parser";
-            Some(known.ok_or_else(|| ApiError::invalid("tools", message))?)
+            let known = known.ok_or_else(|| ApiError::invalid("tools", message))?;
+            let spelling = known.spelling(tokenizer.chat_template().unwrap_or_default());
+            call.structure = held_to_calls(tools, spelling, call.structure.take())?;
+            format = Some(known);
+        }
+        call.thinking.format = chat.reasoning;
+        let is_special = |mark: &str| {
+            let tokens = tokenizer.encode(mark, false).unwrap_or_default();
+            matches!(tokens.as_slice(), [token] if tokenizer.is_special(*token))
         };
-        Ok(Self { reasoning: chat.reasoning, tools: format, parallel: tools.parallel, include_reasoning })
-    }
-
-    /// Markers that are special tokens must be seen; what an answer has to be holds behind its reasoning.
-    pub(super) fn prepare(self, call: &mut Call) {
-        call.thinking.format = self.reasoning;
-        let shows_specials =
-            self.tools.is_some_and(ToolFormat::uses_special_tokens) || self.reasoning == Some(ReasoningFormat::Mistral);
+        let shows_specials = format.is_some_and(|format| format.uses_special_tokens() || is_special(format.open()))
+            || chat.reasoning.is_some_and(|format| is_special(format.markers().1));
         if shows_specials {
             call.skip_special_tokens = false;
         }
+        Ok(Self {
+            reasoning: chat.reasoning,
+            tools: format,
+            parallel: tools.parallel,
+            is_named: matches!(tools.choice, ToolChoice::Named(_)),
+            include_reasoning,
+        })
     }
 
     /// A reader for one choice.
@@ -74,6 +92,8 @@ impl ChoiceReader {
         }
         for part in parts {
             match part {
+                // Blanks behind a call are its layout.
+                AnswerPart::Content(text) if self.calls > 0 && text.trim().is_empty() => {}
                 AnswerPart::Content(text) => said.content.push_str(&text),
                 AnswerPart::Reasoning(text) if self.setup.include_reasoning => {
                     said.reasoning.get_or_insert_default().push_str(&text);
@@ -90,9 +110,11 @@ impl ChoiceReader {
         said
     }
 
-    /// Whether any tool was called.
-    pub(super) fn has_called(&self) -> bool {
-        self.calls > 0
+    /// Why the choice ended. Calls are a reason of their own where the model, or "required", asked for them; a call of the
+    /// function that the caller named ends with "stop", as with OpenAI and vLLM.
+    pub(super) fn finish_reason(&self, finish: &Finish) -> &'static str {
+        let ends_for_calls = self.calls > 0 && !self.setup.is_named && finish.cause == FinishCause::Stop;
+        if ends_for_calls { "tool_calls" } else { finish_reason(finish) }
     }
 }
 

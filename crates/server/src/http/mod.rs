@@ -12,6 +12,7 @@ mod metrics;
 mod models;
 mod openapi;
 mod responses;
+mod responses_stream;
 mod sse;
 mod tokenizer;
 

@@ -238,6 +238,12 @@ fn completion() -> Value {
     object(&["prompt"], &[&common(), &own])
 }
 
+/// A function is named in a member of its own in chats, and by its name in responses.
+fn tool_choice(names: &str) -> Value {
+    let named = json!({"type": "object", "required": ["type", names], "properties": {"type": {"const": "function"}}});
+    json!({"anyOf": [{"enum": ["none", "auto", "required"]}, named]})
+}
+
 /// What a template is rendered with.
 fn conversation() -> Vec<(&'static str, Value)> {
     let part = json!({
@@ -263,7 +269,7 @@ fn conversation() -> Vec<(&'static str, Value)> {
         ("chat_template_kwargs", json!({"type": "object"})),
         ("reasoning_effort", json!({"type": "string"})),
         ("tools", json!({"type": "array", "items": {"type": "object"}})),
-        ("tool_choice", json!({"enum": ["none", "auto"]})),
+        ("tool_choice", tool_choice("function")),
         ("parallel_tool_calls", json!({"type": "boolean"})),
     ]
 }
@@ -289,7 +295,7 @@ fn response() -> Value {
         ("top_p", json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1})),
         ("stream", json!({"type": "boolean"})),
         ("tools", json!({"type": "array", "items": {"type": "object"}})),
-        ("tool_choice", json!({"enum": ["none", "auto"]})),
+        ("tool_choice", tool_choice("name")),
         ("metadata", json!({"type": "object"})),
         ("store", json!({"type": "boolean"})),
         ("text", json!({"type": "object"})),

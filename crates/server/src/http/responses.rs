@@ -7,13 +7,14 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::chat_reader::{ChoiceReader, ReaderSetup};
+use super::chat_reader::ReaderSetup;
 use super::front::{RequestId, complete_call, read_body};
-use super::sse::{Chunks, gather, stream};
+use super::responses_stream::Streamed;
+use super::sse::{gather, stream};
 use crate::api_error::ApiError;
 use crate::app::{App, unix_s};
-use crate::generate::{CallRecord, Delta, FinishCause, Usage, admit};
-use crate::openai::{ResponsesRequest, Said, StreamOptions, UsageBody};
+use crate::generate::{CallRecord, FinishCause, Usage, admit};
+use crate::openai::{ResponsesRequest, Said, ToolCallBody, UsageBody};
 
 /// Answers, streamed or whole.
 pub(crate) async fn responses(
@@ -34,14 +35,13 @@ pub(crate) async fn responses(
     let mut reader = setup.reader(generation.prompt_text());
     let writer = Writer { id: call_id, created: unix_s(), model: app.options.model_name.clone(), repeated };
     if is_streamed {
-        let streamed = Streamed { writer, reader, said: Said::default(), cut: false, number: 0, open: false };
-        return stream(generation, streamed).await;
+        return stream(generation, Streamed::new(writer, reader)).await;
     }
     let answers = gather(&mut generation).await?;
     let answer = answers.into_iter().next().unwrap_or_default();
-    let said = reader.read(&answer.text, true);
+    let items = items(reader.read(&answer.text, true));
     let cut = answer.finish.is_some_and(|finish| finish.cause == FinishCause::Length);
-    Ok(Json(writer.body(&said, cut, Some(generation.usage()))).into_response())
+    Ok(Json(writer.body(&items, cut, Some(generation.usage()))).into_response())
 }
 
 fn read(
@@ -54,12 +54,31 @@ fn read(
     let chat = &mut request.chat;
     let named = (chat.model.as_deref(), chat.request_id.take());
     complete_call(app, &mut chat.call, "resp", (id, headers), named)?;
-    let setup = ReaderSetup::new(app, &chat.tools, true)?;
-    setup.prepare(&mut chat.call);
+    let setup = ReaderSetup::prepare(app, &chat.tools, true, &mut chat.call);
+    let setup = setup.map_err(ResponsesRequest::in_its_words)?;
     Ok((request, setup))
 }
 
-struct Writer {
+/// One item of the output.
+#[derive(Debug, Clone)]
+pub(super) enum Item {
+    Reasoning(String),
+    Message(String),
+    Call(ToolCallBody),
+}
+
+/// The items of a whole answer.
+fn items(said: Said) -> Vec<Item> {
+    let mut items: Vec<Item> = said.reasoning.into_iter().map(Item::Reasoning).collect();
+    if !said.content.is_empty() || said.calls.is_empty() {
+        items.push(Item::Message(said.content));
+    }
+    items.extend(said.calls.into_iter().map(Item::Call));
+    items
+}
+
+/// What all parts of one response share.
+pub(super) struct Writer {
     id: String,
     created: u64,
     model: String,
@@ -68,7 +87,7 @@ struct Writer {
 
 impl Writer {
     /// The whole response; without usage it has only begun.
-    fn body(&self, said: &Said, cut: bool, usage: Option<Usage>) -> Value {
+    pub(super) fn body(&self, items: &[Item], cut: bool, usage: Option<Usage>) -> Value {
         let status = match (&usage, cut) {
             (None, _) => "in_progress",
             (Some(_), true) => "incomplete",
@@ -82,8 +101,7 @@ impl Writer {
             "status": status,
             "error": null,
             "incomplete_details": cut.then(|| json!({"reason": "max_output_tokens"})),
-            "output": if usage.is_some() { self.output(said, status) } else { Vec::new() },
-            "parallel_tool_calls": true,
+            "output": items.iter().map(|item| self.item(item, status)).collect::<Vec<_>>(),
             "previous_response_id": null,
             "store": false,
             "background": false,
@@ -96,128 +114,45 @@ impl Writer {
         body
     }
 
-    fn output(&self, said: &Said, status: &str) -> Vec<Value> {
-        let mut output = Vec::new();
-        if let Some(reasoning) = &said.reasoning {
-            let content = json!([{"type": "reasoning_text", "text": reasoning}]);
-            output.push(json!({
-                "type": "reasoning", "id": self.item("rs"), "summary": [], "content": content, "status": status,
-            }));
-        }
-        if !said.content.is_empty() || said.calls.is_empty() {
-            output.push(self.message(&said.content, status));
-        }
-        for call in &said.calls {
-            output.push(json!({
-                "type": "function_call", "id": format!("fc-{}", call.id), "call_id": call.id, "name": call.name(),
-                "arguments": call.arguments(), "status": status,
-            }));
-        }
-        output
-    }
-
-    fn message(&self, text: &str, status: &str) -> Value {
-        json!({
-            "type": "message", "id": self.item("msg"), "role": "assistant", "status": status, "content": [part(text)],
-        })
-    }
-
-    fn item(&self, prefix: &str) -> String {
-        format!("{prefix}-{}", self.id)
-    }
-}
-
-fn part(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
-}
-
-/// A response as events. Content is streamed as it comes; reasoning and calls are in the last event, whole.
-struct Streamed {
-    writer: Writer,
-    reader: ChoiceReader,
-    said: Said,
-    cut: bool,
-    /// Of the next event.
-    number: u64,
-    /// Whether the message was begun.
-    open: bool,
-}
-
-impl Streamed {
-    fn event(&mut self, kind: &str, fields: Value) -> String {
-        let mut event = json!({"type": kind, "sequence_number": self.number});
-        self.number += 1;
-        if let (Value::Object(event), Value::Object(fields)) = (&mut event, fields) {
-            event.extend(fields);
-        }
-        event.to_string()
-    }
-
-    fn of_message(&mut self, kind: &str, fields: Value) -> String {
-        let mut all = json!({"item_id": self.writer.item("msg"), "output_index": 0, "content_index": 0});
-        if let (Value::Object(all), Value::Object(fields)) = (&mut all, fields) {
-            all.extend(fields);
-        }
-        self.event(kind, all)
-    }
-
-    fn begin(&mut self) -> Vec<String> {
-        let body = self.writer.body(&Said::default(), false, None);
-        vec![
-            self.event("response.created", json!({"response": body})),
-            self.event("response.in_progress", json!({"response": body})),
-        ]
-    }
-
-    fn begin_message(&mut self) -> Vec<String> {
-        self.open = true;
-        let mut item = self.writer.message("", "in_progress");
-        item["content"] = json!([]);
-        vec![
-            self.event("response.output_item.added", json!({"output_index": 0, "item": item})),
-            self.of_message("response.content_part.added", json!({"part": part("")})),
-        ]
-    }
-}
-
-impl Chunks for Streamed {
-    const ARE_NAMED: bool = true;
-
-    fn options(&self) -> StreamOptions {
-        StreamOptions::default()
-    }
-
-    fn delta(&mut self, delta: Delta, _usage: Option<Option<UsageBody>>) -> Vec<String> {
-        let mut events = if self.number == 0 { self.begin() } else { Vec::new() };
-        self.cut |= delta.finish.as_ref().is_some_and(|finish| finish.cause == FinishCause::Length);
-        let read = self.reader.read(&delta.text, delta.finish.is_some());
-        if let Some(reasoning) = read.reasoning {
-            self.said.reasoning.get_or_insert_default().push_str(&reasoning);
-        }
-        self.said.calls.extend(read.calls);
-        if !read.content.is_empty() {
-            if !self.open {
-                events.extend(self.begin_message());
+    /// An item as it is now.
+    pub(super) fn item(&self, item: &Item, status: &str) -> Value {
+        let id = self.item_id(item);
+        match item {
+            Item::Reasoning(text) => {
+                let content = json!([{"type": "reasoning_text", "text": text}]);
+                json!({"type": "reasoning", "id": id, "summary": [], "content": content, "status": status})
             }
-            self.said.content.push_str(&read.content);
-            events.push(self.of_message("response.output_text.delta", json!({"delta": read.content, "logprobs": []})));
+            Item::Message(text) => json!({
+                "type": "message", "id": id, "role": "assistant", "status": status, "content": [Self::part(text)],
+            }),
+            Item::Call(call) => json!({
+                "type": "function_call", "id": id, "call_id": call.id, "name": call.name(),
+                "arguments": call.arguments(), "status": status,
+            }),
         }
-        events
     }
 
-    fn end(&mut self, usage: Usage) -> Vec<String> {
-        let mut events = if self.number == 0 { self.begin() } else { Vec::new() };
-        let text = self.said.content.clone();
-        if self.open {
-            let status = if self.cut { "incomplete" } else { "completed" };
-            let item = self.writer.message(&text, status);
-            events.push(self.of_message("response.output_text.done", json!({"text": text, "logprobs": []})));
-            events.push(self.of_message("response.content_part.done", json!({"part": part(&text)})));
-            events.push(self.event("response.output_item.done", json!({"output_index": 0, "item": item})));
+    /// An item that has just begun: what it will hold comes in later events.
+    pub(super) fn begun(&self, item: &Item) -> Value {
+        let mut shown = self.item(item, "in_progress");
+        match item {
+            Item::Reasoning(_) | Item::Message(_) => shown["content"] = json!([]),
+            Item::Call(_) => shown["arguments"] = json!(""),
         }
-        let body = self.writer.body(&self.said, self.cut, Some(usage));
-        let kind = if self.cut { "response.incomplete" } else { "response.completed" };
-        events.push(self.event(kind, json!({"response": body})));
-        events
+        shown
+    }
+
+    /// An item's id.
+    pub(super) fn item_id(&self, item: &Item) -> String {
+        match item {
+            Item::Reasoning(_) => format!("rs-{}", self.id),
+            Item::Message(_) => format!("msg-{}", self.id),
+            Item::Call(call) => format!("fc-{}", call.id),
+        }
+    }
+
+    /// Text of a message.
+    pub(super) fn part(text: &str) -> Value {
+        json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
     }
 }

@@ -120,6 +120,7 @@ fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiErro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::openai::ToolChoice;
 
     fn read(rest: &str) -> Result<ChatRequest, ApiError> {
         ChatRequest::from_body(
@@ -152,6 +153,14 @@ mod tests {
         assert!(!request.tools.parallel);
         let none = read(&format!(r#", "tools": [{tool}], "tool_choice": "none""#)).unwrap();
         assert!(none.tools.definitions.is_empty());
+        let named = |name| {
+            format!(r#", "tools": [{tool}], "tool_choice": {{"type": "function", "function": {{"name": "{name}"}}}}"#)
+        };
+        assert_eq!(read(&named("get")).unwrap().tools.choice, ToolChoice::Named("get".to_owned()));
+        let unknown = read(&named("set")).unwrap_err().message;
+        assert!(unknown.contains("\"set\"") && unknown.ends_with("there are: get"), "{unknown}");
+        let required = read(&format!(r#", "tools": [{tool}], "tool_choice": "required""#)).unwrap();
+        assert_eq!(required.tools.choice, ToolChoice::Required);
         let calls = r#"{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "type": "function",
             "function": {"name": "get", "arguments": "{\"a\": 1}"}}]}, {"role": "tool", "tool_call_id": "c1", "content": "2"}]}"#;
         let request = ChatRequest::from_body(calls.as_bytes()).unwrap();
@@ -162,6 +171,13 @@ mod tests {
             (r#", "tools": [{"type": "function", "function": {}}]"#, "tools[0].function.name"),
             (r#", "tool_choice": "required""#, "tool_choice"),
             (r#", "tool_choice": {"type": "function"}"#, "tool_choice"),
+            (&format!(r#", "tools": [{tool}], "tool_choice": "any""#), "tool_choice"),
+            (&format!(r#", "tools": [{tool}], "tool_choice": {{"type": "function"}}"#), "tool_choice.function"),
+            (&named("set"), "tool_choice.function.name"),
+            (
+                r#", "tools": [{"type": "function", "function": {"name": "x", "strict": 1}}]"#,
+                "tools[0].function.strict",
+            ),
             (r#", "tool_choice": 7"#, "tool_choice"),
             (r#", "continue_final_message": true, "add_generation_prompt": true"#, "continue_final_message"),
         ] {

@@ -13,11 +13,13 @@ mod logprobs;
 mod neutral;
 mod response;
 mod responses_request;
+mod structural_tag;
 mod structured;
 mod tokenize_request;
+mod tool_grammar;
 
 pub(crate) use chat_request::ChatRequest;
-pub(crate) use chat_tools::Tools;
+pub(crate) use chat_tools::{ToolChoice, Tools};
 pub(crate) use common::{Reported, StreamOptions, texts};
 pub(crate) use completion_request::CompletionRequest;
 pub(crate) use fields::Fields;
@@ -27,4 +29,6 @@ pub(crate) use response::{
     CompletionChunk, Said, StopValue, ToolCallBody, UsageBody, finish_reason,
 };
 pub(crate) use responses_request::ResponsesRequest;
+pub(crate) use structural_tag::structural_tag_of;
 pub(crate) use tokenize_request::{DetokenizeRequest, TokenizeRequest};
+pub(crate) use tool_grammar::held_to_calls;

@@ -62,7 +62,8 @@ pub(crate) struct UsageBody {
     total_tokens: usize,
     completion_tokens: usize,
     prompt_tokens_details: PromptTokensDetails,
-    completion_tokens_details: Null,
+    /// Null where answers are not read for reasoning.
+    completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
 /// What became of a call's prompt tokens.
@@ -72,6 +73,13 @@ struct PromptTokensDetails {
     cached_tokens: usize,
 }
 
+/// What the tokens of the answers are.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct CompletionTokensDetails {
+    /// Between the markers of reasoning.
+    reasoning_tokens: usize,
+}
+
 impl From<Usage> for UsageBody {
     fn from(usage: Usage) -> Self {
         Self {
@@ -79,7 +87,9 @@ impl From<Usage> for UsageBody {
             total_tokens: usage.prompt_tokens + usage.completion_tokens,
             completion_tokens: usage.completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached_tokens },
-            completion_tokens_details: None,
+            completion_tokens_details: usage
+                .reasoning_tokens
+                .map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens }),
         }
     }
 }
@@ -87,11 +97,12 @@ impl From<Usage> for UsageBody {
 impl UsageBody {
     /// Under the names of responses.
     pub(crate) fn as_response(&self) -> Value {
+        let reasoning_tokens = self.completion_tokens_details.map_or(0, |details| details.reasoning_tokens);
         json!({
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": self.prompt_tokens_details,
             "output_tokens": self.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
             "total_tokens": self.total_tokens,
         })
     }

@@ -45,6 +45,7 @@ impl ResponsesRequest {
             ("top_p", Value::Null),
             ("tools", json!([])),
             ("tool_choice", json!("auto")),
+            ("parallel_tool_calls", json!(true)),
             ("text", json!({"format": {"type": "text"}})),
             ("max_output_tokens", Value::Null),
         ] {
@@ -62,6 +63,9 @@ impl ResponsesRequest {
         if let Some(tools) = fields.take("tools") {
             chat.insert("tools".to_owned(), tools_of_chat(tools)?);
         }
+        if let Some(choice) = fields.take("tool_choice") {
+            chat.insert("tool_choice".to_owned(), deeper(choice));
+        }
         let mut structure = None;
         if let Some(text) = fields.take("text") {
             let mut text = Fields::nested(text, "text")?;
@@ -78,7 +82,10 @@ impl ResponsesRequest {
             reasoning.finish()?;
         }
         neutral::accept(&mut fields, RESPONSES)?;
-        let mut chat = ChatRequest::from_fields(fields.with(chat)).map_err(in_words_of_responses)?;
+        let mut chat = ChatRequest::from_fields(fields.with(chat)).map_err(Self::in_its_words)?;
+        for function in &mut chat.tools.functions {
+            function.field = flat(&function.field);
+        }
         if let Some(structure) = structure {
             if let Some(other) = &chat.call.structure {
                 let message = format!("{} and {} exclude each other", structure.field, other.field);
@@ -91,30 +98,45 @@ impl ResponsesRequest {
         }
         Ok(Self { chat, is_streamed, repeated })
     }
+
+    /// An error under the names that fields have here, where they differ from those of a chat.
+    pub(crate) fn in_its_words(mut error: ApiError) -> ApiError {
+        let Some(param) = error.param.take() else { return error };
+        let own = if param == "max_completion_tokens" {
+            "max_output_tokens".to_owned()
+        } else if param.starts_with("messages") {
+            error.param = Some("input".to_owned());
+            return error;
+        } else if param.starts_with("tools[") || param.starts_with("tool_choice.") {
+            flat(&param)
+        } else {
+            param.clone()
+        };
+        error.message = error.message.replace(&param, &own);
+        error.param = Some(own);
+        error
+    }
 }
 
-/// The chat's names of fields that are called otherwise here.
-fn in_words_of_responses(mut error: ApiError) -> ApiError {
-    if let Some(param) = &mut error.param {
-        if param == "max_completion_tokens" {
-            "max_output_tokens".clone_into(param);
-        } else if param.starts_with("messages") {
-            "input".clone_into(param);
+/// A place in the tools of a chat, where functions lie one level deeper.
+fn flat(field: &str) -> String {
+    field.replacen(".function", "", 1)
+}
+
+/// A function as a chat has it.
+fn deeper(value: Value) -> Value {
+    match value {
+        Value::Object(mut function) if function.get("function").is_none() && function.get("name").is_some() => {
+            let kind = function.remove("type").unwrap_or_default();
+            json!({"type": kind, "function": function})
         }
+        value => value,
     }
-    error
 }
 
 /// Functions lie flat here, and one level deeper in a chat.
 fn tools_of_chat(tools: Value) -> Result<Value, ApiError> {
     let Value::Array(tools) = tools else { return Err(wrong_type("tools", "an array of tools", &tools)) };
-    let deeper = |tool: Value| match tool {
-        Value::Object(mut function) if function.get("function").is_none() => {
-            let kind = function.remove("type").unwrap_or_default();
-            json!({"type": kind, "function": function})
-        }
-        tool => tool,
-    };
     Ok(Value::Array(tools.into_iter().map(deeper).collect()))
 }
 

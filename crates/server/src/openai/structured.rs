@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::fields::{Fields, wrong_type};
 use super::neutral::{self, Neutral};
+use super::structural_tag::{structural_tag, structural_tag_of};
 use crate::api_error::ApiError;
 use crate::generate::Structure;
 
@@ -19,7 +20,6 @@ const GUIDED: [(&str, &str); 5] = [
 
 /// Wishes about how an answer is constrained that are not built.
 const UNBUILT: &[(&str, Neutral)] = &[
-    ("structural_tag", Neutral::Nothing),
     ("whitespace_pattern", Neutral::Nothing),
     ("disable_fallback", Neutral::Anything),
     ("backend", Neutral::Anything),
@@ -43,7 +43,7 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
     if let Some(value) = fields.take("structured_outputs") {
         let mut nested = Fields::nested(value, "structured_outputs")?;
         let style = style(&mut nested)?;
-        for kind in ["json", "regex", "choice", "grammar", "json_object"] {
+        for kind in ["json", "regex", "choice", "grammar", "json_object", "structural_tag"] {
             let name = nested.name(kind);
             let value = nested.take(kind);
             add(value.map(|value| source(kind, &name, value, style)).transpose()?.flatten())?;
@@ -69,6 +69,10 @@ pub(super) fn response_format(fields: &mut Fields, field: &str) -> Result<Option
     let structure = match kind.as_deref() {
         Some("text") => None,
         Some("json_object") => Some(Structure::new(name.clone(), Source::JsonObject(DEFAULT_STYLE))),
+        Some("structural_tag") => {
+            let pattern = structural_tag(&mut nested, DEFAULT_STYLE)?;
+            Some(Structure::new(name.clone(), Source::Pattern(pattern)))
+        }
         Some("json_schema") => {
             // Chats nest the schema, responses do not.
             let deeper = nested.take("json_schema");
@@ -82,7 +86,8 @@ pub(super) fn response_format(fields: &mut Fields, field: &str) -> Result<Option
             Some(structure)
         }
         _ => {
-            let message = format!("{name}.type must be \"text\", \"json_object\" or \"json_schema\"");
+            let message =
+                format!("{name}.type must be \"text\", \"json_object\", \"json_schema\" or \"structural_tag\"");
             return Err(ApiError::invalid(format!("{name}.type"), message));
         }
     };
@@ -123,6 +128,7 @@ fn source(kind: &str, field: &str, value: Value, style: JsonStyle) -> Result<Opt
         },
         "choice" => Source::Choice(choices(field, value)?),
         "regex" => Source::Regex(text(value)?),
+        "structural_tag" => Source::Pattern(structural_tag_of(field, value, style)?),
         _ => Source::Lark(text(value)?),
     };
     Ok(Some(Structure::new(field, source)))
@@ -215,7 +221,8 @@ mod tests {
             (r#"{"structured_outputs": {"json": "{"}}"#, "structured_outputs.json"),
             (r#"{"structured_outputs": {"choice": "a"}}"#, "structured_outputs.choice"),
             (r#"{"structured_outputs": {"regex": ["a"]}}"#, "structured_outputs.regex"),
-            (r#"{"structured_outputs": {"structural_tag": "{}"}}"#, "structured_outputs.structural_tag"),
+            (r#"{"structured_outputs": {"structural_tag": "{"}}"#, "structured_outputs.structural_tag"),
+            (r#"{"structured_outputs": {"structural_tag": "{}"}}"#, "structured_outputs.structural_tag.structures"),
             (r#"{"structured_outputs": {"regex": "a", "choice": ["a"]}}"#, "structured_outputs.choice"),
             (r#"{"guided_regex": "a", "response_format": {"type": "json_object"}}"#, "guided_regex"),
             (r#"{"guided_whitespace_pattern": " ", "guided_regex": "a"}"#, "guided_whitespace_pattern"),

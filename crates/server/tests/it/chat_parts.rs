@@ -1,7 +1,7 @@
 //! Chats that call tools, think, or are continued.
 
-use crate::common::{Setup, TestServer, limits};
-use paceline_engine::ModelLimits;
+use crate::common::{EOS, Setup, TestServer, limits, output, tokenizer};
+use paceline_engine::{FinishReason, ModelLimits};
 use paceline_server::ChatOptions;
 use paceline_text::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
@@ -108,4 +108,52 @@ async fn the_last_message_can_be_continued() {
     let prompt = server.tokenizer.decode(&seen.await.unwrap(), paceline_text::SpecialTokens::Show).unwrap();
     assert!(prompt.ends_with("La la"), "{prompt}");
     server.stop().await;
+}
+
+/// The usage of an answer that comes in steps of several tokens, and of its stream.
+async fn usage_of(steps: &[&[u32]], reason: FinishReason, more: &Value) -> Value {
+    let steps: Vec<Vec<u32>> = steps.iter().map(|step| step.to_vec()).collect();
+    let chat = ChatOptions { tool_format: None, reasoning: Some(ReasoningFormat::DeepSeekR1) };
+    let server = TestServer::scripted(Setup { chat, ..Setup::default() }, move |submitted| {
+        let (last, first) = steps.split_last().expect("a step");
+        let tokens = |step: &Vec<u32>| step.iter().map(|token| output(*token, None)).collect::<Vec<_>>();
+        first.iter().for_each(|step| submitted.sink.tokens(tokens(step)));
+        submitted.sink.finish(tokens(last), reason);
+        Ok(())
+    })
+    .await;
+    let mut ask = json!({"messages": [{"role": "user", "content": "1+1?"}]});
+    ask.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    let usage = server.chat(&ask).await.json()["usage"].clone();
+    ask["stream"] = json!(true);
+    ask["stream_options"] = json!({"include_usage": true});
+    assert_eq!(server.chat(&ask).await.chunks().last().unwrap()["usage"], usage);
+    let plain = server.complete(&json!({"prompt": "x"})).await.json()["usage"].clone();
+    assert_eq!(plain["completion_tokens_details"], Value::Null);
+    server.stop().await;
+    usage
+}
+
+#[tokio::test]
+async fn c02_tokens_of_reasoning_are_counted_after_the_cut() {
+    let ids = |text: &str| tokenizer("bytelevel").encode(text, false).unwrap();
+    let thought = |usage: &Value| {
+        let details = &usage["completion_tokens_details"];
+        (usage["completion_tokens"].as_u64().unwrap(), details["reasoning_tokens"].as_u64().unwrap())
+    };
+    let two = ids("ab");
+    let [first, second] = [two[0], *two.last().unwrap()];
+    // The last step has [r, r, EOS]; what was drafted behind the end was cut before.
+    let ended = usage_of(&[&[first], &[first, second, EOS]], FinishReason::Stop(Some(EOS)), &json!({})).await;
+    assert_eq!(thought(&ended), (4, 3));
+    // A stop string in the middle of a step: what follows it never counts.
+    let stop = tokenizer("bytelevel").token_text(second);
+    let stopped = usage_of(&[&[first, second, first, first]], FinishReason::Length, &json!({"stop": stop})).await;
+    let (completion, reasoning) = thought(&stopped);
+    assert!(completion <= 2 && reasoning <= completion, "{stopped}");
+    // The marker ends reasoning inside a step.
+    let close = ids("</think>");
+    let step = [&[first, first], close.as_slice(), &[second, EOS]].concat();
+    let both = usage_of(&[&step], FinishReason::Stop(Some(EOS)), &json!({})).await;
+    assert_eq!(thought(&both), (4 + close.len() as u64, 2));
 }

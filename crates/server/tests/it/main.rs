@@ -17,4 +17,5 @@ mod responses;
 mod structured;
 mod surface;
 mod tokenizer;
+mod tool_calls;
 mod traces;

@@ -40,8 +40,16 @@ async fn a_streamed_response_names_its_events() {
     assert!(events.iter().zip(&names).all(|(event, name)| event["type"] == *name));
     assert!(events.iter().zip(0..).all(|(event, number)| event["sequence_number"] == number));
     assert_eq!((names[0], *names.last().unwrap()), ("response.created", "response.completed"));
-    let text: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+    let of = |kind: &str| events.iter().filter(|event| event["type"] == kind).collect::<Vec<_>>();
+    let text: String = of("response.output_text.delta").iter().filter_map(|event| event["delta"].as_str()).collect();
     assert_eq!(text, "See");
+    // Every item begins and ends in its place.
+    for kind in ["response.output_item.added", "response.output_item.done"] {
+        let mut places: Vec<u64> = of(kind).iter().map(|event| event["output_index"].as_u64().unwrap()).collect();
+        places.sort_unstable();
+        assert_eq!(places, [0, 1], "{kind}");
+    }
+    assert_eq!(of("response.function_call_arguments.done")[0]["arguments"], "{}");
     let output = &events.last().unwrap()["response"]["output"];
     assert_eq!((&output[0]["content"][0]["text"], &output[1]["name"]), (&json!("See"), &json!("get")));
     server.stop().await;

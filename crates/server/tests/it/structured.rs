@@ -163,12 +163,16 @@ async fn grpc_has_the_same_wishes() {
         structured_outputs: Some(StructuredOutputs { constraint, ..StructuredOutputs::default() }),
         ..GenerateRequest::default()
     };
+    let content = json!({"type": "json_schema", "json_schema": {"enum": [7]}});
+    let tag = json!({"format": {"type": "tag", "begin": "<n>", "content": content, "end": "</n>"}});
     let choices = Choices { texts: vec!["red".to_owned(), "blue".to_owned()] };
     for (constraint, expected) in [
         (Constraint::Choice(choices), vec!["red", "blue"]),
         (Constraint::Regex("[x]".to_owned()), vec!["x"]),
         (Constraint::Grammar("start: \"y\"".to_owned()), vec!["y"]),
         (Constraint::Json("{\"enum\": [7]}".to_owned()), vec!["7"]),
+        (Constraint::Grammar("root ::= \"z\"".to_owned()), vec!["z"]),
+        (Constraint::StructuralTag(tag.to_string()), vec!["<n>7</n>"]),
     ] {
         let mut stream = client.generate(request(Some(constraint))).await.unwrap().into_inner();
         let mut text = String::new();

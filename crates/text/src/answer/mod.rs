@@ -3,12 +3,16 @@
 //! Text is held back no longer than it may be the start of a marker; a tool call is given whole once it is complete.
 //! Text that looks like a call and is none is given as content: nothing a model writes is lost.
 
+mod count;
 mod reasoning;
+mod spelling;
 mod tools;
 
 use serde_json::Value;
 
+pub use count::ReasoningCounter;
 pub use reasoning::{ReasoningFormat, ReasoningStart};
+pub use spelling::{CallPiece, CallSpelling};
 pub use tools::ToolFormat;
 
 use self::reasoning::ReasoningSplitter;

@@ -128,6 +128,26 @@ impl ReasoningSplitter {
         std::mem::take(&mut self.waiting)
     }
 
+    /// Whether all that comes belongs to the answer.
+    pub(super) fn is_answering(&self) -> bool {
+        self.state == State::Answering
+    }
+
+    /// Whether what comes is reasoning, up to the marker.
+    pub(super) fn is_thinking(&self) -> bool {
+        self.state == State::Thinking
+    }
+
+    /// Bytes that are held back.
+    pub(super) const fn waiting_bytes(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Bytes of the closing marker.
+    pub(super) const fn close_bytes(&self) -> usize {
+        self.close.len()
+    }
+
     /// No more text comes.
     pub(super) fn finish(&mut self, parts: &mut Vec<AnswerPart>) -> String {
         let rest = std::mem::take(&mut self.waiting);

@@ -20,6 +20,8 @@ pub enum ToolFormat {
 const DEEPSEEK_CALL: &str = "<｜tool▁call▁begin｜>";
 const DEEPSEEK_SEPARATOR: &str = "<｜tool▁sep｜>";
 const DEEPSEEK_CALL_END: &str = "<｜tool▁call▁end｜>";
+/// What the older spelling writes before arguments.
+const DEEPSEEK_FENCE: &str = "```json";
 const DEEPSEEK_END: &str = "<｜tool▁calls▁end｜>";
 const HERMES_END: &str = "</tool_call>";
 
@@ -57,7 +59,9 @@ impl ToolFormat {
         !matches!(self, Self::Hermes)
     }
 
-    const fn open(self) -> &'static str {
+    /// What begins calls.
+    #[must_use]
+    pub const fn open(self) -> &'static str {
         match self {
             Self::Hermes => "<tool_call>",
             Self::Llama3Json => "<|python_tag|>",
@@ -69,11 +73,7 @@ impl ToolFormat {
     /// What comes next in the text after the opening marker. `is_last` when no more text comes.
     fn next(self, text: &str, is_last: bool) -> Next {
         match self {
-            Self::Hermes => match (text.find(HERMES_END), is_last) {
-                (Some(end), _) => hermes(&text[..end], end + HERMES_END.len()),
-                (None, true) => hermes(text, text.len()),
-                (None, false) => Next::More,
-            },
+            Self::Hermes => hermes(text, is_last),
             Self::Llama3Json => llama(text),
             Self::Mistral => mistral(text),
             Self::DeepSeekV3 => deepseek(text),
@@ -103,9 +103,25 @@ fn one(call: Option<ToolCall>, length: usize, goes_on: bool) -> Next {
     call.map_or(Next::Broken, |call| Next::Calls { calls: vec![call], length, goes_on })
 }
 
-fn hermes(text: &str, length: usize) -> Next {
-    let call = serde_json::from_str(text.trim()).ok().and_then(|value: Value| ToolCall::from_object(&value));
-    one(call, length, false)
+fn hermes(text: &str, is_last: bool) -> Next {
+    let begun = text.trim_start();
+    let skipped = text.len() - begun.len();
+    let (value, length) = match json_value(begun) {
+        Ok(None) if is_last => return Next::Broken,
+        Ok(None) => return Next::More,
+        Ok(Some((value, length))) => (value, skipped + length),
+        Err(_) => return Next::Broken,
+    };
+    // What the arguments hold may look like the marker: it counts behind them only.
+    let rest = &text[length..];
+    let blanks = rest.len() - rest.trim_start().len();
+    let length = length + blanks;
+    match &rest[blanks..] {
+        rest if rest.starts_with(HERMES_END) => one(ToolCall::from_object(&value), length + HERMES_END.len(), false),
+        "" if is_last => one(ToolCall::from_object(&value), length, false),
+        rest if HERMES_END.starts_with(rest) && !is_last => Next::More,
+        _ => Next::Broken,
+    }
 }
 
 /// The first JSON value of a text and where it ends; `None` in place of a value while it is incomplete.
@@ -177,18 +193,33 @@ fn deepseek(text: &str) -> Next {
         let possible = [DEEPSEEK_CALL, DEEPSEEK_END].iter().any(|marker| marker.starts_with(begun));
         return if possible { Next::More } else { Next::Broken };
     };
-    let Some(end) = inner.find(DEEPSEEK_CALL_END) else { return Next::More };
-    let length = skipped + DEEPSEEK_CALL.len() + end + DEEPSEEK_CALL_END.len();
-    let call = inner[..end].split_once(DEEPSEEK_SEPARATOR).and_then(|(before, after)| {
-        let (name, arguments) = match after.split_once("```json") {
-            // The older spelling has the kind of tool before the separator.
-            Some((name, rest)) => (name, rest.trim().trim_end_matches("```")),
-            None => (before, after),
-        };
-        let (name, arguments) = (name.trim().to_owned(), arguments.trim().to_owned());
-        serde_json::from_str::<Value>(&arguments).ok().map(|_| ToolCall { name, arguments })
-    });
-    one(call.filter(|call| !call.name.is_empty()), length, true)
+    let Some((before, after)) = inner.split_once(DEEPSEEK_SEPARATOR) else {
+        return if inner.contains(DEEPSEEK_CALL_END) { Next::Broken } else { Next::More };
+    };
+    // The older spelling has the kind of tool before the separator, then the name and fences around the arguments.
+    let is_plain = after.trim_start().is_empty() || after.trim_start().starts_with('{');
+    let (name, arguments) = match after.split_once(DEEPSEEK_FENCE).filter(|_| !is_plain) {
+        Some((name, rest)) => (name, rest),
+        None if is_plain => (before, after),
+        None if after.contains(DEEPSEEK_CALL_END) => return Next::Broken,
+        None => return Next::More,
+    };
+    let name = name.trim();
+    let begun = arguments.trim_start();
+    let length = match json_value(begun) {
+        Ok(None) => return Next::More,
+        Ok(Some((_, length))) => length,
+        Err(_) => return Next::Broken,
+    };
+    let (arguments, rest) = begun.split_at(length);
+    let end = rest.trim_start();
+    let end = end.strip_prefix("```").map_or(end, str::trim_start);
+    let Some(left) = end.strip_prefix(DEEPSEEK_CALL_END) else {
+        let is_possible = DEEPSEEK_CALL_END.starts_with(end) || "```".starts_with(end);
+        return if is_possible { Next::More } else { Next::Broken };
+    };
+    let call = ToolCall { name: name.to_owned(), arguments: arguments.to_owned() };
+    one((!name.is_empty()).then_some(call), text.len() - left.len(), true)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
