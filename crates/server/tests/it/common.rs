@@ -68,7 +68,7 @@ impl Submitted {
                 Err(error) => return sink.fail(FailureKind::Stuck, error.to_string()),
             };
             let own = wanted.peek().copied().filter(|token| mask.allows(*token));
-            let some = (1..900).map(|step| (count * 97 + step * 31) % 900).find(|token| mask.allows(*token));
+            let some = (1..=900).map(|step| (count * 97 + step * 31) % 900).find(|token| mask.allows(*token));
             let token = own.or(some).expect("a mask allows something");
             wanted.next_if_eq(&token);
             constraint.accept(&[token]).expect("the mask allowed it");
