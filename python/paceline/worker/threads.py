@@ -1,4 +1,4 @@
-"""How many CPU threads a worker computes with, and on which cores.
+"""How many CPU threads a worker computes with, on which cores, and in what memory.
 
 Workers of one machine get disjoint cores: two on one core are slower than one alone, and torch's default is all cores
 for each.
@@ -21,6 +21,8 @@ def prepare_environment(threads: int) -> None:
     # Compute threads sleep while they wait for each other. Spinning, the default, gains microseconds on an idle machine,
     # but a step of two threads took 25 times longer as soon as a third runnable thread shared their cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Large tensors lie in huge pages. What oneDNN lays out is glibc's memory: the daemon asks for that as it starts us.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def pin_this_thread(index: int, workers: int, threads: int) -> None:
