@@ -25,6 +25,7 @@ __all__ = [
     "encode_masks_for_test",
     "encode_step_for_test",
     "gate",
+    "linear",
     "philox_noise",
     "rms_norm",
     "rotate",
@@ -437,6 +438,18 @@ def set_kernel_threads(count: int) -> None:
 
 def rms_norm(x: _Array, added: _Array | None, weight: _Array, epsilon: float, normed: _Array) -> None:
     """Add `added` to `x [rows, width]` in place, if given, and write `x / rms(x) * weight` to `normed`."""
+
+def linear(
+    x: npt.NDArray[np.uint16],
+    weight: npt.NDArray[np.uint16],
+    bias: npt.NDArray[np.uint16] | None,
+    product: npt.NDArray[np.uint16],
+) -> None:
+    """Write `x @ weight.T + bias` of bfloat16 to `product [rows, outputs]`, added up in fp32.
+
+    `x` is `[rows, inputs]`, `weight` `[outputs, inputs]`, `inputs` even. Made for a few rows. A row's result does not
+    depend on the others.
+    """
 
 def gate(gate_up: _Array, product: _Array) -> None:
     """Write `silu(gate) * up` to `product [rows, width]`, given `gate_up [rows, 2 * width]`, gates first."""

@@ -12,6 +12,7 @@ mod daemon;
 mod errors;
 mod kernels;
 mod launch;
+mod linear;
 mod outcomes;
 mod prompt;
 mod pulse;
@@ -41,6 +42,8 @@ mod _core {
     use crate::kernels::{gate, rms_norm, rotate, set_kernel_threads};
     #[pymodule_export]
     use crate::launch::check_launch;
+    #[pymodule_export]
+    use crate::linear::linear;
     #[pymodule_export]
     use crate::pulse::Pulse;
     #[pymodule_export]

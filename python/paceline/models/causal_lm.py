@@ -118,5 +118,5 @@ def _read_vocabulary(source: Source) -> tuple[Embedding, OutputHead]:
     bias = None
     if config.head_bias:
         bias = functional.pad(weights.take("lm_head.bias", (config.vocab_size,), Cut(0, part)), (0, missing))
-    linear = Linear(head, bias, pack=True)
+    linear = Linear(head, bias, pack=True, is_shared=config.tie_word_embeddings)
     return Embedding(embedding, part.start, parallel), OutputHead(linear, config.vocab_size, parallel)

@@ -14,6 +14,7 @@ import torch
 
 from paceline._core import PlanRefused, Pulse, set_kernel_threads
 from paceline.attention.contracts import Contract
+from paceline.layers.plain import PLAIN_WEIGHTS
 from paceline.parallel.collectives import PeerLostError
 from paceline.parallel.placement import Placement
 from paceline.v1.worker_pb2 import (
@@ -84,7 +85,8 @@ class Execution:
         dtype = str(loaded.dtype).removeprefix("torch.")
         self._outlet.log(
             f"loaded in {time.monotonic() - started:.1f} s: {dtype} on {threads} threads, "
-            f"{loaded.num_blocks} KV blocks of {settings.block_size}, attention contract {contract.name}"
+            f"{loaded.num_blocks} KV blocks of {settings.block_size}, attention contract {contract.name}, "
+            f"{PLAIN_WEIGHTS.held_bytes >> 20} MiB of weights in a second layout"
         )
         self._outlet.send_control(
             ControlFromWorker(

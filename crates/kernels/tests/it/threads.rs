@@ -1,6 +1,6 @@
 //! Work that is shared out gives the same, bit for bit.
 
-use paceline_kernels::{Attention, Element, Heads, Rotation, Shape, gate, rms_norm, rotate, set_threads};
+use paceline_kernels::{Attention, Element, Heads, Rotation, Shape, gate, linear, rms_norm, rotate, set_threads};
 
 const WIDTH: usize = 192;
 const ROWS: usize = 301;
@@ -20,7 +20,10 @@ fn layers() -> Vec<Vec<u16>> {
     let (cos, sin) = (numbers(ROWS * 32, 0.4), numbers(ROWS * 32, 0.5));
     let mut heads = normed.clone();
     rotate(&mut heads, WIDTH, 4, 32, Rotation { cos: &cos, sin: &sin, width: 32 }, None);
-    vec![x, normed, product, heads, attention()]
+    let (weight, bias) = (numbers(331 * WIDTH, 0.8), numbers(331, 0.9));
+    let mut products = vec![0; 3 * 331];
+    linear(&normed[..3 * WIDTH], &weight, Some(&bias), WIDTH, &mut products);
+    vec![x, normed, product, heads, attention(), products]
 }
 
 /// Rows of very unequal lengths, one of them too long for the kernel.

@@ -1,0 +1,34 @@
+//! Products of a few rows, over numpy arrays of the bits of bfloat16 (uint16).
+
+use numpy::{PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray2, PyUntypedArrayMethods};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::kernels::require;
+
+/// Write `x @ weight.T + bias` to `product [rows, outputs]`, given `x [rows, inputs]` and `weight [outputs, inputs]`;
+/// `inputs` is even.
+#[pyfunction]
+#[pyo3(signature = (x, weight, bias, product))]
+pub(crate) fn linear(
+    py: Python<'_>,
+    x: PyReadonlyArray2<'_, u16>,
+    weight: PyReadonlyArray2<'_, u16>,
+    bias: Option<PyReadonlyArray1<'_, u16>>,
+    mut product: PyReadwriteArray2<'_, u16>,
+) -> PyResult<()> {
+    let (outputs, inputs) = (weight.shape()[0], weight.shape()[1]);
+    require("columns of x", inputs, x.shape()[1])?;
+    require("rows of the product", x.shape()[0], product.shape()[0])?;
+    require("columns of the product", outputs, product.shape()[1])?;
+    if let Some(bias) = &bias {
+        require("elements of the bias", outputs, bias.len())?;
+    }
+    if inputs == 0 || !inputs.is_multiple_of(2) {
+        return Err(PyValueError::new_err(format!("inputs of a weight: expected an even number, got {inputs}")));
+    }
+    let bias = bias.as_ref().map(|bias| bias.as_slice()).transpose()?;
+    let (x, weight, product) = (x.as_slice()?, weight.as_slice()?, product.as_slice_mut()?);
+    py.detach(|| paceline_kernels::linear(x, weight, bias, inputs, product));
+    Ok(())
+}

@@ -1,0 +1,288 @@
+//! Products of a few rows with a weight as checkpoints store it: bfloat16, an output's weights side by side.
+//!
+//! A decode step reads every weight once and does little with it, so that memory sets its time. A thread reads several
+//! places of its share at once, which the processor fetches ahead of each other, and each weight is widened once for all
+//! rows. The sums of a row are added up in one order, whatever rows it comes with.
+
+use pulp::{Arch, Simd, WithSimd};
+
+use crate::{Element, crew};
+
+/// Rows that share a reading of the weights; more are taken in turns. With twice as many, arithmetic would set the time.
+const ROWS: usize = 4;
+/// Registers that the sums of four outputs and four rows fit.
+const REGISTERS: usize = 32;
+/// Two bfloat16 in one word: the second is the upper half of a fp32, and so is the first, shifted.
+const UPPER: u32 = 0xffff_0000;
+/// Vectors begin on lines of the cache: so many fp32.
+const LINE: usize = 16;
+
+/// `x @ weight.T + bias` of bfloat16: `x [rows, inputs]`, `weight [outputs, inputs]` and `bias [outputs]` give
+/// `product [rows, outputs]`, added up in fp32.
+///
+/// # Panics
+/// If `inputs` is odd or 0, or lengths do not fit each other.
+pub fn linear(x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
+    linear_with(Arch::new(), x, weight, bias, inputs, product);
+}
+
+fn linear_with(arch: Arch, x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
+    assert!(inputs > 0 && inputs.is_multiple_of(2), "inputs come in pairs");
+    assert!(x.len().is_multiple_of(inputs) && weight.len().is_multiple_of(inputs), "whole rows");
+    let (rows, outputs) = (x.len() / inputs, weight.len() / inputs);
+    assert_eq!(product.len(), rows * outputs, "elements of the product");
+    if let Some(bias) = bias {
+        assert_eq!(bias.len(), outputs, "elements of the bias");
+    }
+    if product.is_empty() {
+        return;
+    }
+    let wide = arch.dispatch(Widen { x, inputs });
+    let part = outputs.div_ceil(crew::parts(outputs, weight.len())).next_multiple_of(LINE);
+    // Of each part, its columns of every row.
+    let mut columns: Vec<Vec<&mut [u16]>> = (0..outputs.div_ceil(part)).map(|_| Vec::with_capacity(rows)).collect();
+    for row in product.chunks_exact_mut(outputs) {
+        for (places, cut) in columns.iter_mut().zip(row.chunks_mut(part)) {
+            places.push(cut);
+        }
+    }
+    let mut biases = bias.map(|bias| bias.chunks(part));
+    let shares = weight.chunks(part * inputs).zip(columns).map(|(weight, product)| {
+        let bias = biases.as_mut().and_then(Iterator::next);
+        let wide = &wide;
+        move || arch.dispatch(Multiply { wide, weight, bias, inputs, product })
+    });
+    crew::run(shares);
+}
+
+/// Rows as fp32, in groups of those that are multiplied side by side. A group has, for each vector of words of the
+/// inputs, the first halves of the words of each row, then the second ones.
+struct Wide {
+    numbers: Vec<f32>,
+    // The first of `numbers` that lies at the beginning of a line.
+    start: usize,
+    rows: usize,
+    // Numbers of one row.
+    row_len: usize,
+}
+
+impl Wide {
+    fn group(&self, first: usize, count: usize) -> &[f32] {
+        &self.numbers[self.start + first * self.row_len..][..count * self.row_len]
+    }
+}
+
+struct Widen<'a> {
+    x: &'a [u16],
+    inputs: usize,
+}
+
+impl WithSimd for Widen<'_> {
+    type Output = Wide;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) -> Wide {
+        let lanes = S::F32_LANES;
+        let rows = self.x.len() / self.inputs;
+        let row_len = self.inputs.next_multiple_of(2 * lanes);
+        let mut numbers = vec![0.0_f32; rows * row_len + LINE];
+        let start = numbers.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
+        let groups = self.x.chunks(ROWS * self.inputs);
+        for (group, wide) in groups.zip(numbers[start..].chunks_mut(ROWS * row_len)) {
+            let count = group.len() / self.inputs;
+            for (index, row) in group.chunks_exact(self.inputs).enumerate() {
+                for (chunk, words) in row.chunks(2 * lanes).enumerate() {
+                    let first = (chunk * 2 * count + index) * lanes;
+                    let second = first + count * lanes;
+                    for (lane, word) in words.as_chunks::<2>().0.iter().enumerate() {
+                        wide[first + lane] = word[0].to_f32();
+                        wide[second + lane] = word[1].to_f32();
+                    }
+                }
+            }
+        }
+        Wide { numbers, start, rows, row_len }
+    }
+}
+
+struct Multiply<'a, 'b> {
+    wide: &'a Wide,
+    weight: &'a [u16],
+    bias: Option<&'a [u16]>,
+    inputs: usize,
+    product: Vec<&'b mut [u16]>,
+}
+
+impl WithSimd for Multiply<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let words: &[u32] = pulp::bytemuck::cast_slice(self.weight);
+        let is_narrow = S::REGISTER_COUNT < REGISTERS;
+        for first in (0..self.wide.rows).step_by(ROWS) {
+            match (self.wide.rows - first, is_narrow) {
+                (1, false) => self.group::<S, 8, 1>(simd, words, first),
+                (2, false) => self.group::<S, 4, 2>(simd, words, first),
+                (3, false) => self.group::<S, 4, 3>(simd, words, first),
+                (_, false) => self.group::<S, 4, ROWS>(simd, words, first),
+                (1, true) => self.group::<S, 4, 1>(simd, words, first),
+                (2, true) => self.group::<S, 4, 2>(simd, words, first),
+                (3, true) => self.group::<S, 2, 3>(simd, words, first),
+                (_, true) => self.group::<S, 2, ROWS>(simd, words, first),
+            }
+        }
+    }
+}
+
+impl Multiply<'_, '_> {
+    /// All outputs of rows `first .. first + ROWS`.
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "as for the tile")]
+    fn group<S: Simd, const STREAMS: usize, const ROWS: usize>(&mut self, simd: S, words: &[u32], first: usize) {
+        let row_words = self.inputs / 2;
+        let outputs = words.len() / row_words;
+        let x = self.wide.group(first, ROWS);
+        let quarter = outputs / STREAMS;
+        for output in 0..quarter {
+            let mut weights = [words; STREAMS];
+            for stream in 0..STREAMS {
+                weights[stream] = &words[(stream * quarter + output) * row_words..][..row_words];
+            }
+            let sums = tile::<S, STREAMS, ROWS>(simd, weights, x);
+            for stream in 0..STREAMS {
+                self.finish(stream * quarter + output, first, &sums[stream]);
+            }
+        }
+        for output in STREAMS * quarter..outputs {
+            let sums = tile::<S, 1, ROWS>(simd, [&words[output * row_words..][..row_words]], x);
+            self.finish(output, first, &sums[0]);
+        }
+    }
+
+    #[inline(always)]
+    fn finish(&mut self, output: usize, first: usize, sums: &[f32]) {
+        let bias = self.bias.map_or(0.0, |bias| bias[output].to_f32());
+        for (row, &sum) in self.product[first..].iter_mut().zip(sums) {
+            row[output] = Element::from_f32(sum + bias);
+        }
+    }
+}
+
+/// The sums of `STREAMS` outputs for each of `ROWS` rows.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "adapters over vectors are not inlined into code for wider vectors")]
+fn tile<S: Simd, const STREAMS: usize, const ROWS: usize>(
+    simd: S,
+    weights: [&[u32]; STREAMS],
+    x: &[f32],
+) -> [[f32; ROWS]; STREAMS] {
+    let x = S::as_simd_f32s(x).0.as_chunks::<ROWS>().0.as_chunks::<2>().0;
+    let whole = weights[0].len() / S::U32_LANES;
+    let mut bodies = [S::as_simd_u32s(weights[0]).0; STREAMS];
+    for stream in 0..STREAMS {
+        bodies[stream] = &S::as_simd_u32s(weights[stream]).0[..whole];
+    }
+    let mut sums = [[simd.splat_f32s(0.0); ROWS]; STREAMS];
+    for chunk in 0..whole {
+        let inputs = &x[chunk];
+        for stream in 0..STREAMS {
+            sums[stream] = add(simd, sums[stream], bodies[stream][chunk], inputs);
+        }
+    }
+    if let Some(inputs) = x.get(whole) {
+        for stream in 0..STREAMS {
+            let words = simd.partial_load_u32s(&weights[stream][whole * S::U32_LANES..]);
+            sums[stream] = add(simd, sums[stream], words, inputs);
+        }
+    }
+    let mut totals = [[0.0; ROWS]; STREAMS];
+    for stream in 0..STREAMS {
+        for row in 0..ROWS {
+            totals[stream][row] = simd.reduce_sum_f32s(sums[stream][row]);
+        }
+    }
+    totals
+}
+
+/// Adds to each row's sum the weights in `words` times its inputs: the first halves of words, then the second ones.
+#[inline(always)]
+fn add<S: Simd, const ROWS: usize>(
+    simd: S,
+    mut sums: [S::f32s; ROWS],
+    words: S::u32s,
+    [firsts, seconds]: &[[S::f32s; ROWS]; 2],
+) -> [S::f32s; ROWS] {
+    let first = simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(words, simd.splat_u32s(16)));
+    let second = simd.transmute_f32s_u32s(simd.and_u32s(words, simd.splat_u32s(UPPER)));
+    for row in 0..ROWS {
+        let sum = simd.mul_add_e_f32s(first, firsts[row], sums[row]);
+        sums[row] = simd.mul_add_e_f32s(second, seconds[row], sum);
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use pulp::Arch;
+
+    use super::linear_with;
+    use crate::Element;
+
+    /// Repeatable numbers between -1 and 1.
+    fn numbers(count: usize, seed: u64) -> Vec<u16> {
+        let number = |index: usize| {
+            let mixed = (seed * 1_000_003 + index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            u16::from_f32((mixed >> 40) as f32 / (1_u64 << 23) as f32 - 1.0)
+        };
+        (0..count).map(number).collect()
+    }
+
+    fn archs() -> Vec<Arch> {
+        let mut archs = vec![Arch::Scalar, Arch::new()];
+        #[cfg(target_arch = "x86_64")]
+        archs.extend(pulp::x86::V3::try_new().map(Arch::V3));
+        archs
+    }
+
+    fn product(arch: Arch, x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize) -> Vec<u16> {
+        let mut product = vec![0x7fc0; x.len() / inputs * (weight.len() / inputs)];
+        linear_with(arch, x, weight, bias, inputs, &mut product);
+        product
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn every_set_of_instructions_gives_the_sums_and_rows_do_not_depend_on_each_other(
+            outputs in 1_usize..70, pairs in 1_usize..90, rows in 1_usize..11, has_bias in any::<bool>(),
+        ) {
+            let inputs = 2 * pairs;
+            let (x, weight, bias) = (numbers(rows * inputs, 1), numbers(outputs * inputs, 2), numbers(outputs, 3));
+            let bias = has_bias.then_some(&bias[..]);
+            for arch in archs() {
+                let together = product(arch, &x, &weight, bias, inputs);
+                for (row, got) in x.chunks_exact(inputs).zip(together.chunks_exact(outputs)) {
+                    prop_assert_eq!(&product(arch, row, &weight, bias, inputs)[..], got);
+                    for (output, (weights, got)) in weight.chunks_exact(inputs).zip(got).enumerate() {
+                        let terms = row.iter().zip(weights).map(|(x, w)| f64::from(x.to_f32()) * f64::from(w.to_f32()));
+                        let exact = terms.sum::<f64>() + f64::from(bias.map_or(0.0, |bias| bias[output].to_f32()));
+                        let error = (f64::from(got.to_f32()) - exact).abs();
+                        prop_assert!(error <= exact.abs() / 256.0 + 1e-4, "{arch:?}: {exact} and {}", got.to_f32());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_stays_in_its_row() {
+        for arch in archs() {
+            let got = product(arch, &[0x7fc0, 0, 0x3f80, 0x3f80], &[0x3f80, 0x4000], None, 2);
+            assert!(got[0].to_f32().is_nan());
+            assert_eq!(got[1].to_f32(), 3.0);
+        }
+    }
+}

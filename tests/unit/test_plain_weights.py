@@ -1,0 +1,77 @@
+"""Linear layers of few rows, which read weights as they were stored, against the layout that many rows read."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import _core
+from paceline.layers.host import array_of
+from paceline.layers.linear import PLAIN_ROWS_MAX, Linear, can_pack
+from paceline.layers.plain import PlainWeights
+
+
+def numbers(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (33, 70), (1, 2)])
+def test_few_rows_give_what_many_give(outputs: int, inputs: int) -> None:
+    weight, bias, x = numbers(outputs, inputs, seed=1), numbers(outputs, seed=2), numbers(9, inputs, seed=3)
+    exact = (x.double() @ weight.double().T + bias.double()).float()
+    for linear in (Linear(weight, bias, pack=True), Linear(weight, bias, pack=True, is_shared=True)):
+        for rows in range(1, 10):
+            torch.testing.assert_close(linear(x[:rows]).float(), exact[:rows], rtol=1e-2, atol=1e-2)
+
+
+def test_a_row_gives_the_same_bits_whatever_it_comes_with() -> None:
+    linear, x = Linear(numbers(130, 94, seed=1), pack=True), numbers(PLAIN_ROWS_MAX, 94, seed=2)
+    if not can_pack(numbers(2, 2, seed=1)):
+        return
+    together = linear(x)
+    for row in range(PLAIN_ROWS_MAX):
+        assert torch.equal(linear(x[row : row + 1]), together[row : row + 1])
+
+
+def test_columns_of_a_wider_tensor_are_read() -> None:
+    linear, wide = Linear(numbers(8, 16, seed=1), pack=True), numbers(2, 32, seed=2)
+    assert torch.equal(linear(wide[:, :16]), linear(wide[:, :16].contiguous()))
+
+
+def test_copies_lie_side_by_side_and_their_memory_goes_with_them() -> None:
+    plain = PlainWeights(bytes_max=192 << 20)
+    weights = [numbers(64, 30, seed=seed) for seed in range(3)]
+    copies = [plain.keep(weight) for weight in weights]
+    for copy, weight in zip(copies, weights, strict=True):
+        assert copy is not None
+        assert torch.equal(copy, weight)
+        assert copy.data_ptr() % 64 == 0
+    assert plain.held_bytes == 64 << 20
+    large = plain.keep(torch.zeros(50 << 20, dtype=torch.bfloat16))
+    assert large is not None
+    assert plain.held_bytes == 164 << 20
+    assert plain.keep(torch.zeros(50 << 20, dtype=torch.bfloat16)) is None, "there is no room left"
+    del copies, copy, large
+    gc.collect()
+    assert plain.held_bytes == 0
+
+
+def test_arrays_that_do_not_fit_are_refused_with_both_numbers() -> None:
+    x, weight, product = (np.zeros(shape, dtype=np.uint16) for shape in ((2, 4), (3, 4), (2, 3)))
+    bias = np.zeros(3, dtype=np.uint16)
+    _core.linear(x, weight, bias, product)
+    refused = [
+        ("columns of x: expected 4, got 2", (x[:, :2].copy(), weight, None, product)),
+        ("rows of the product: expected 1, got 2", (x[:1], weight, None, product)),
+        ("columns of the product: expected 2, got 3", (x, weight[:2], None, product)),
+        ("elements of the bias: expected 3, got 2", (x, weight, bias[:2], product)),
+        ("an even number, got 3", (x[:, :3].copy(), weight[:, :3].copy(), None, product)),
+    ]
+    for message, arguments in refused:
+        with pytest.raises(ValueError, match=message):
+            _core.linear(*arguments)
+    with pytest.raises(TypeError):
+        _core.linear(array_of(torch.zeros(2, 4)), weight, None, product)  # type: ignore[arg-type]
