@@ -138,7 +138,7 @@ impl WithSimd for Multiply<'_, '_> {
 impl Multiply<'_, '_> {
     /// All outputs of rows `first .. first + ROWS`.
     #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "as for the tile")]
+    #[allow(clippy::needless_range_loop, reason = "as for the tile")]
     fn group<S: Simd, const STREAMS: usize, const ROWS: usize>(&mut self, simd: S, words: &[u32], first: usize) {
         let row_words = self.inputs / 2;
         let outputs = words.len() / row_words;
@@ -171,7 +171,7 @@ impl Multiply<'_, '_> {
 
 /// The sums of `STREAMS` outputs for each of `ROWS` rows.
 #[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "adapters over vectors are not inlined into code for wider vectors")]
+#[allow(clippy::needless_range_loop, reason = "adapters over vectors are not inlined into code for wider vectors")]
 fn tile<S: Simd, const STREAMS: usize, const ROWS: usize>(
     simd: S,
     weights: [&[u32]; STREAMS],
