@@ -9,13 +9,40 @@ use crate::{Error, GroupPart, LogitsWanted, Mode, RankPart, Row, Tokens, WorkerL
 /// # Errors
 /// The broken rule with both numbers.
 pub fn check_rank(group: &GroupPart, index: usize, part: &RankPart, limits: &WorkerLimits) -> Result<(), Error> {
-    let tokens = part.tokens_real();
-    check_load(group, index, part, tokens)?;
-    check_single_passes(group, index, part)?;
-    check_sizes(group, part, tokens, limits)?;
+    check_part(group, index, part, limits, true)
+}
+
+/// The parts of all ranks, in the group's order.
+pub(crate) fn check_ranks(group: &GroupPart, parts: &[RankPart], limits: &WorkerLimits) -> Result<(), Error> {
+    for (index, part) in parts.iter().enumerate() {
+        // The group's own sizes are looked at once.
+        check_part(group, index, part, limits, index == 0)?;
+    }
+    Ok(())
+}
+
+fn check_part(
+    group: &GroupPart,
+    index: usize,
+    part: &RankPart,
+    limits: &WorkerLimits,
+    with_group: bool,
+) -> Result<(), Error> {
     let (decode_rows, prompt_rows) = part.rows().split_at(part.decode_rows() as usize);
     let plain = PlainRows::new(group, limits);
-    for row in decode_rows.iter().filter(|row| !plain.admit(row)) {
+    let all_plain = decode_rows.iter().all(|row| plain.admit(row));
+    let tokens = match plain.uniform_tokens(decode_rows) {
+        Some(tokens) if all_plain && prompt_rows.is_empty() => tokens,
+        _ => part.tokens_real(),
+    };
+    check_load(group, index, part, tokens)?;
+    check_single_passes(group, index, part)?;
+    check_at_most(10, "rows", limits.max_num_seqs.into(), part.rows_real().get().into())?;
+    check_at_most(10, "tokens", limits.max_num_batched_tokens.into(), tokens.get().into())?;
+    if with_group {
+        check_group_sizes(group, limits)?;
+    }
+    for row in decode_rows.iter().filter(|row| !all_plain && !plain.admit(row)) {
         check_at_most(2, "seat", i64::from(limits.seats) - 1, row.seat.get().into())?;
         check_decode_row(group, row, limits)?;
     }
@@ -42,20 +69,19 @@ fn check_load(group: &GroupPart, index: usize, part: &RankPart, tokens: Tokens) 
 /// A single pass has one token for each row that samples, and a dummy where no row does (rule 2). A chunk whose every
 /// position is wanted samples if it ends what is known: whoever knows that counts again when the pass is filled.
 fn check_single_passes(group: &GroupPart, index: usize, part: &RankPart) -> Result<(), Error> {
-    for pass in group.passes().iter().skip(2) {
-        let rows_with = |wanted: &[LogitsWanted]| part.rows().iter().filter(|row| wanted.contains(&row.logits)).count();
-        let sampled = rows_with(&[LogitsWanted::Last, LogitsWanted::Verify]) as i64;
-        let perhaps = rows_with(&[LogitsWanted::All]) as i64;
+    let Some(single_passes) = group.passes().get(2..).filter(|passes| !passes.is_empty()) else { return Ok(()) };
+    let rows_with = |wanted: &[LogitsWanted]| part.rows().iter().filter(|row| wanted.contains(&row.logits)).count();
+    let sampled = rows_with(&[LogitsWanted::Last, LogitsWanted::Verify]) as i64;
+    let perhaps = rows_with(&[LogitsWanted::All]) as i64;
+    for pass in single_passes {
         let planned = i64::from(pass.loads()[index].rows().get());
         check_equal(2, "rows of a single pass", planned.clamp(sampled, sampled + perhaps), planned)?;
     }
     Ok(())
 }
 
-/// Nothing is larger than what the rank holds.
-fn check_sizes(group: &GroupPart, part: &RankPart, tokens: Tokens, limits: &WorkerLimits) -> Result<(), Error> {
-    check_at_most(10, "rows", limits.max_num_seqs.into(), part.rows_real().get().into())?;
-    check_at_most(10, "tokens", limits.max_num_batched_tokens.into(), tokens.get().into())?;
+/// No decision of the group is larger than what its ranks hold.
+fn check_group_sizes(group: &GroupPart, limits: &WorkerLimits) -> Result<(), Error> {
     check_at_most(9, "k_verify", limits.k_max.into(), group.k_verify().into())?;
     check_at_most(9, "k_draft", limits.k_max.into(), group.k_draft().into())?;
     for pass in group.passes() {
@@ -73,8 +99,8 @@ struct PlainRows {
     /// Whether a row is Q long; else as long as its drafts ask for.
     is_full: bool,
     drafts_most: u32,
-    longest: u64,
-    block_size: u64,
+    longest: u32,
+    block_size: u32,
 }
 
 impl PlainRows {
@@ -84,20 +110,26 @@ impl PlainRows {
             query_len: group.query_len().get(),
             is_full: group.target().mode() == Mode::Full,
             drafts_most: group.k_verify(),
-            longest: limits.max_model_len.into(),
-            block_size: limits.block_size.into(),
+            longest: limits.max_model_len,
+            block_size: limits.block_size,
         }
     }
 
     #[inline]
     fn admit(&self, row: &Row) -> bool {
-        let last = u64::from(row.start_max) + 1 + u64::from(row.drafts);
+        let last = u64::from(row.start_max) + u64::from(row.drafts) + 1;
         let query_len = if self.is_full { self.query_len } else { row.drafts.saturating_add(1) };
         row.seat.get() < self.seats
             && row.query_len.get() == query_len
             && row.drafts <= self.drafts_most
-            && last < self.longest
-            && last <= u64::from(row.blocks) * self.block_size
+            && last < u64::from(self.longest)
+            && last <= u64::from(row.blocks) * u64::from(self.block_size)
+    }
+
+    /// Tokens of rows that are all admitted; nothing where rows differ in length.
+    fn uniform_tokens(&self, rows: &[Row]) -> Option<Tokens> {
+        let tokens = (rows.len() as u64).checked_mul(self.query_len.into()).filter(|_| self.is_full)?;
+        u32::try_from(tokens).ok().map(Tokens::new)
     }
 }
 

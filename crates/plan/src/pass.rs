@@ -187,13 +187,9 @@ impl Pass {
     /// # Errors
     /// Rule 1 when no rank has a row or a group of one runs a dummy, rule 3 when FULL is not uniform, rules 3 and 4
     /// when a rank passes the padded size, rule 8 when a dummy's length is not the pass's.
+    #[inline]
     pub fn new(kind: PassKind, shape: Shape, loads: Vec<RankLoad>) -> Result<Self, Error> {
-        if loads.iter().all(|load| load.is_dummy()) && kind == PassKind::Target {
-            return Err(Error::rule(1, "ranks with rows", 1, 0));
-        }
-        for load in &loads {
-            check_load(kind, shape, *load)?;
-        }
+        check_loads(kind, shape, &loads)?;
         Ok(Self { kind, shape, loads })
     }
 
@@ -231,6 +227,7 @@ impl Pass {
     }
 
     /// Rows that kernels and collectives are given, the same on all ranks. Outside FULL: rows of the largest rank.
+    #[inline]
     pub fn rows_padded(&self) -> RowsPadded {
         match self.shape {
             Shape::Full { rows_padded, .. } => rows_padded,
@@ -241,6 +238,7 @@ impl Pass {
     }
 
     /// Tokens that kernels and collectives are given, the same on all ranks. EAGER: tokens of the largest rank.
+    #[inline]
     pub fn tokens_padded(&self) -> TokensPadded {
         match self.shape {
             Shape::Full { query_len, rows_padded } => rows_padded.uniform_tokens(query_len),
@@ -250,6 +248,15 @@ impl Pass {
     }
 }
 
+/// All that is checked of a pass.
+fn check_loads(kind: PassKind, shape: Shape, loads: &[RankLoad]) -> Result<(), Error> {
+    if loads.iter().all(|load| load.is_dummy()) && kind == PassKind::Target {
+        return Err(Error::rule(1, "ranks with rows", 1, 0));
+    }
+    loads.iter().try_for_each(|load| check_load(kind, shape, *load))
+}
+
+#[inline]
 fn check_load(kind: PassKind, shape: Shape, load: RankLoad) -> Result<(), Error> {
     match load {
         RankLoad::Real { rows, tokens } => {
@@ -309,9 +316,7 @@ impl Pass {
         pack::number(bytes, self.query_len().map_or(0, QueryLen::get));
         pack::number(bytes, self.rows_padded().get());
         pack::number(bytes, self.tokens_padded().get());
-        pack::column(bytes, &self.loads, |load| load.rows_run());
-        pack::column(bytes, &self.loads, |load| load.tokens_run());
-        pack::column(bytes, &self.loads, |load| u32::from(load.is_dummy()));
+        pack::columns(bytes, &self.loads, |load| [load.rows_run(), load.tokens_run(), u32::from(load.is_dummy())]);
     }
 }
 

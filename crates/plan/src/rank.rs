@@ -172,6 +172,12 @@ pub struct RankDraft {
 }
 
 impl RankDraft {
+    /// Whether the worker is told more than rows.
+    pub(crate) fn has_deltas(&self) -> bool {
+        let seats = self.releases.len() | self.admissions.len() | self.feeds.len() | self.block_appends.len();
+        (seats | self.block_copies.len() | self.block_zeroings.len()) > 0
+    }
+
     /// Empties it for another step of any rank; its memory stays.
     pub fn clear(&mut self) {
         let Self {
@@ -197,7 +203,7 @@ impl RankDraft {
 }
 
 /// One rank's part of a step. Without rows it is a dummy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankPart {
     draft: RankDraft,
 }
@@ -208,29 +214,25 @@ impl RankPart {
     /// # Errors
     /// Rule 2 for more decode rows than rows, rule 9 when a row's drafts do not fit its length or a prompt chunk
     /// has drafts, rule 11 when a seat has two rows, rule 19 for a mask in the plan or of a row without logits.
+    #[inline]
     pub fn new(draft: RankDraft) -> Result<Self, Error> {
-        check_at_most(2, "decode_rows", draft.rows.len() as i64, draft.decode_rows.into())?;
-        let (decode_rows, prompt_rows) = draft.rows.split_at(draft.decode_rows as usize);
-        for row in decode_rows {
-            check_at_most(9, "drafts", (row.query_len.get() - 1).into(), row.drafts.into())?;
-            if !matches!(row.logits, LogitsWanted::Verify) {
-                return Err(Error::rule(20, "logits of a decode row", LogitsWanted::Verify.code(), row.logits.code()));
-            }
-        }
-        for row in prompt_rows {
-            check_at_most(9, "drafts", 0, row.drafts.into())?;
-            if matches!(row.logits, LogitsWanted::Verify) {
-                return Err(Error::rule(20, "logits of a prompt row", LogitsWanted::Last.code(), row.logits.code()));
-            }
-        }
-        check_masks(&draft.rows)?;
-        check_seats(&draft.rows)?;
+        check(&draft)?;
         Ok(Self { draft })
     }
 
-    /// What it was made of, so that its memory can be used again.
-    pub fn into_draft(self) -> RankDraft {
-        self.draft
+    /// Makes the part anew in its own memory: `make` is given an empty draft.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; then the part is that of a rank without rows.
+    #[inline]
+    pub fn remake(&mut self, make: impl FnOnce(&mut RankDraft)) -> Result<(), Error> {
+        self.draft.clear();
+        make(&mut self.draft);
+        let checked = check(&self.draft);
+        if checked.is_err() {
+            self.draft.clear();
+        }
+        checked
     }
 
     /// Whose part this is.
@@ -295,6 +297,42 @@ impl RankPart {
     }
 }
 
+/// All that is checked of a part alone.
+fn check(draft: &RankDraft) -> Result<(), Error> {
+    check_at_most(2, "decode_rows", draft.rows.len() as i64, draft.decode_rows.into())?;
+    let (decode_rows, prompt_rows) = draft.rows.split_at(draft.decode_rows as usize);
+    let decode_rows_are_plain = are_plain(decode_rows);
+    if decode_rows_are_plain && prompt_rows.is_empty() {
+        return Ok(());
+    }
+    for row in decode_rows.iter().filter(|_| !decode_rows_are_plain) {
+        check_at_most(9, "drafts", (row.query_len.get() - 1).into(), row.drafts.into())?;
+        if !matches!(row.logits, LogitsWanted::Verify) {
+            return Err(Error::rule(20, "logits of a decode row", LogitsWanted::Verify.code(), row.logits.code()));
+        }
+    }
+    for row in prompt_rows {
+        check_at_most(9, "drafts", 0, row.drafts.into())?;
+        if matches!(row.logits, LogitsWanted::Verify) {
+            return Err(Error::rule(20, "logits of a prompt row", LogitsWanted::Last.code(), row.logits.code()));
+        }
+    }
+    check_masks(&draft.rows)?;
+    check_seats(decode_rows, prompt_rows)
+}
+
+/// Whether decode rows go up by seat and are right: all of [`check`] in one look.
+fn are_plain(decode_rows: &[Row]) -> bool {
+    let mut seat_least = 0;
+    decode_rows.iter().all(|row| {
+        let seat = u64::from(row.seat.get());
+        let goes_up = seat >= seat_least;
+        seat_least = seat + 1;
+        let is_verified = row.logits == LogitsWanted::Verify && row.mask != Mask::Inline;
+        goes_up && row.drafts < row.query_len.get() && is_verified
+    })
+}
+
 /// Rule 19: masks follow, and only rows that may sample have any.
 fn check_masks(rows: &[Row]) -> Result<(), Error> {
     match rows.iter().find(|row| row.mask == Mask::Inline || (row.mask == Mask::Follows && row.masks_count() == 0)) {
@@ -304,13 +342,15 @@ fn check_masks(rows: &[Row]) -> Result<(), Error> {
     }
 }
 
-/// Rule 11: no seat has two rows. The planner's rows go up by seat, decode rows and prompt rows each, so one look is
-/// mostly enough.
-fn check_seats(rows: &[Row]) -> Result<(), Error> {
-    if rows.is_sorted_by(|before, after| before.seat < after.seat) {
+/// Rule 11: no seat has two rows. The planner's rows go up by seat, decode rows and prompt rows each, so that it is enough
+/// to look the seats of the few prompt rows up.
+fn check_seats(decode_rows: &[Row], prompt_rows: &[Row]) -> Result<(), Error> {
+    let go_up = |rows: &[Row]| rows.is_sorted_by(|before, after| before.seat < after.seat);
+    let is_new = |row: &Row| decode_rows.binary_search_by_key(&row.seat, |other| other.seat).is_err();
+    if go_up(decode_rows) && go_up(prompt_rows) && prompt_rows.iter().all(is_new) {
         return Ok(());
     }
-    let mut seats: Vec<u32> = rows.iter().map(|row| row.seat.get()).collect();
+    let mut seats: Vec<u32> = decode_rows.iter().chain(prompt_rows).map(|row| row.seat.get()).collect();
     // The stable sort merges runs that already go up.
     seats.sort();
     match seats.windows(2).find(|pair| pair[0] == pair[1]) {

@@ -157,6 +157,7 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
+    #[inline]
     fn take(&mut self, count: u32) -> Result<&'a [u32], Error> {
         let available = self.words.len();
         let split = self.words.split_at_checked(count as usize);
@@ -207,8 +208,9 @@ impl TryFrom<ReplyWire> for StepReply {
         let mut ids = Cursor { words: &wire.logprob_token_ids, field: "logprob token ids" };
         let mut bits = Cursor { words: &wire.logprob_bits, field: "logprob bits" };
         let mut rows = Vec::with_capacity(count);
-        for index in 0..count {
-            let emitted_count = wire.emitted_counts[index];
+        let (seats, generations, known) = (&wire.seats[..count], &wire.generations[..count], &wire.known[..count]);
+        let (accepted, proposed) = (&wire.accepted[..count], &wire.proposed[..count]);
+        for (index, emitted_count) in wire.emitted_counts.iter().enumerate() {
             let mut logprobs = Vec::new();
             if let Some(reported) = wire.logprob_rows.get(index) {
                 for entries in counts.take(*reported)? {
@@ -219,12 +221,12 @@ impl TryFrom<ReplyWire> for StepReply {
                 }
             }
             rows.push(RowReply {
-                seat: Seat::new(wire.seats[index]),
-                generation: SeatGeneration::new(wire.generations[index]),
-                known: wire.known[index],
-                accepted: wire.accepted[index],
-                emitted: emitted.take(emitted_count)?.into(),
-                proposed: wire.proposed[index],
+                seat: Seat::new(seats[index]),
+                generation: SeatGeneration::new(generations[index]),
+                known: known[index],
+                accepted: accepted[index],
+                emitted: emitted.take(*emitted_count)?.into(),
+                proposed: proposed[index],
                 logprobs: logprobs.into(),
             });
         }
@@ -242,16 +244,13 @@ impl Coded for StepReply {
         let rows = &self.rows;
         pack::list(bytes, 19);
         pack::number(bytes, self.dp_rank.get());
-        pack::column(bytes, rows, |row| row.seat.get());
-        pack::column(bytes, rows, |row| row.generation.get());
-        pack::column(bytes, rows, |row| row.known);
-        pack::column(bytes, rows, |row| row.accepted);
-        pack::column(bytes, rows, |row| row.emitted.len() as u32);
+        pack::columns(bytes, rows, |row| {
+            let (seat, generation, emitted_count) = (row.seat.get(), row.generation.get(), row.emitted.len() as u32);
+            [seat, generation, row.known, row.accepted, emitted_count]
+        });
         pack::flat(bytes, rows.iter().map(|row| &row.emitted[..]));
         pack::column(bytes, rows, |row| row.proposed);
-        pack::column(bytes, &self.drafts, |row| row.seat.get());
-        pack::column(bytes, &self.drafts, |row| row.generation.get());
-        pack::column(bytes, &self.drafts, |row| row.drafts.len() as u32);
+        pack::columns(bytes, &self.drafts, |row| [row.seat.get(), row.generation.get(), row.drafts.len() as u32]);
         pack::flat(bytes, self.drafts.iter().map(|row| &row.drafts[..]));
         if rows.iter().any(|row| !row.logprobs.is_empty()) {
             let entries = rows.iter().flat_map(|row| &row.logprobs[..]);

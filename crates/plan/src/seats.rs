@@ -6,6 +6,7 @@
 //!
 //! It does not run a model and does not sample.
 
+mod rows;
 mod state;
 
 use crate::error::{check_at_least, check_at_most, check_equal};
@@ -172,9 +173,7 @@ impl SeatTable {
         }
         check_rank(&group, self.rank_index, &rank, &self.limits)?;
         self.apply(&rank)?;
-        for (index, row) in rank.rows().iter().enumerate() {
-            self.check_row(row, index < rank.decode_rows() as usize, group.depth())?;
-        }
+        self.check_rows(&rank, group.depth())?;
         self.next_step = self.next_step.next();
         Ok(WorkerStep { header, group, rank, rank_index: self.rank_index })
     }
@@ -186,15 +185,7 @@ impl SeatTable {
         for admission in rank.admissions() {
             self.admit(admission)?;
         }
-        let fed: i64 = rank.feeds().iter().map(|feed| feed.tokens.len() as i64).sum();
-        // A chunk that gives all its logits comes with the token after it, drafter or not.
-        let ahead_of = |row: &Row| self.drafter_layers.max(u32::from(row.logits == LogitsWanted::All));
-        let ahead: i64 = rank.rows().iter().map(|row| i64::from(ahead_of(row))).sum();
-        // A prefix hit's tokens are told to whoever needs their history.
-        let cached = rank.admissions().iter().filter(|admission| admission.history);
-        let cached: i64 = cached.map(|admission| i64::from(admission.computed)).sum();
-        let fed_most = i64::from(self.limits.max_num_batched_tokens) + ahead + cached;
-        check_at_most(10, "tokens fed in one step", fed_most, fed)?;
+        self.check_fed(rank)?;
         for feed in rank.feeds() {
             self.feed(feed)?;
         }
@@ -209,6 +200,22 @@ impl SeatTable {
             self.check_block("block to set to zero", block.get())?;
         }
         Ok(())
+    }
+
+    /// Rule 10: no more tokens come than a step can use.
+    fn check_fed(&self, rank: &RankPart) -> Result<(), Error> {
+        let fed: i64 = rank.feeds().iter().map(|feed| feed.tokens.len() as i64).sum();
+        let budget = i64::from(self.limits.max_num_batched_tokens);
+        if fed <= budget {
+            return Ok(());
+        }
+        // A chunk that gives all its logits comes with the token after it, drafter or not.
+        let ahead_of = |row: &Row| self.drafter_layers.max(u32::from(row.logits == LogitsWanted::All));
+        let ahead: i64 = rank.rows().iter().map(|row| i64::from(ahead_of(row))).sum();
+        // A prefix hit's tokens are told to whoever needs their history.
+        let cached = rank.admissions().iter().filter(|admission| admission.history);
+        let cached: i64 = cached.map(|admission| i64::from(admission.computed)).sum();
+        check_at_most(10, "tokens fed in one step", budget + ahead + cached, fed)
     }
 
     fn occupied_seat(&mut self, seat: Seat) -> Result<&mut SeatState, Error> {
@@ -295,48 +302,6 @@ impl SeatTable {
         let state = self.occupied_seat(append.seat)?;
         state.blocks.extend(append.blocks.iter().map(|block| BlockId::new(*block)));
         Ok(())
-    }
-
-    fn check_row(&self, row: &Row, is_decode: bool, depth: u32) -> Result<(), Error> {
-        let state = self.seat(row.seat).ok_or_else(|| Error::rule(11, "request on the seat", 1, 0))?;
-        let generation = state.generation.get();
-        check_equal(11, "generation of a row", generation.into(), row.generation.get().into())?;
-        check_equal(9, "blocks of the seat", state.blocks.len() as i64, row.blocks.into())?;
-        if depth == 0 || !is_decode {
-            check_equal(16, "start of a row", state.computed.into(), row.start_max.into())?;
-        } else {
-            // Rule 16: what was in flight when the row was planned is answered by now, with drafts refused perhaps.
-            let refused_most = i64::from(depth) * i64::from(self.limits.k_max);
-            check_at_least(16, "start of a row", state.computed.into(), row.start_max.into())?;
-            check_at_most(16, "start of a row", i64::from(state.computed) + refused_most, row.start_max.into())?;
-        }
-        if is_decode {
-            check_equal(9, "known tokens of a decode row", i64::from(state.computed) + 1, state.known().into())?;
-            if depth == 0 {
-                check_at_most(9, "drafts", state.drafts.len() as i64, row.drafts.into())?;
-            }
-            return Ok(());
-        }
-        let end = state.computed + row.query_len.get();
-        check_at_most(9, "end of a prompt row", state.known().into(), end.into())?;
-        let wants_sample = matches!(row.logits, LogitsWanted::Last);
-        if wants_sample {
-            check_equal(20, "end of a sampled prompt row", state.known().into(), end.into())?;
-        }
-        if row.mask != Mask::None {
-            check_equal(19, "end of a prompt row with a mask", state.known().into(), end.into())?;
-        }
-        self.check_lookahead(state, row, end)
-    }
-
-    /// Rule 18: a chunk that does not end what is known comes with the tokens after it that the drafter's layers need,
-    /// as far as the prompt has them. What was emitted before a preemption counts on, but only the daemon knows how far.
-    fn check_lookahead(&self, state: &SeatState, row: &Row, end: u32) -> Result<(), Error> {
-        if self.drafter_layers == 0 || !matches!(row.logits, LogitsWanted::None) {
-            return Ok(());
-        }
-        let ahead = self.drafter_layers.min(state.prompt_len.saturating_sub(end)).max(1);
-        check_at_least(18, "known tokens after a chunk", (end + ahead).into(), state.known().into())
     }
 
     /// Applies what the model and the sampler made of a step's rows, and gives the reply. `outcomes` has the rows'

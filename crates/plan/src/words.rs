@@ -26,6 +26,24 @@ impl Words {
         Self(Store::InPlace { len: 1, words: [word, 0, 0, 0, 0, 0, 0] })
     }
 
+    /// The word, when there is one and only one.
+    #[inline]
+    pub const fn only(&self) -> Option<u32> {
+        match self.0 {
+            Store::InPlace { len: 1, words: [word, ..] } => Some(word),
+            Store::InPlace { .. } | Store::Apart(_) => None,
+        }
+    }
+
+    fn several(slice: &[u32]) -> Self {
+        if slice.len() > IN_PLACE {
+            return Self(Store::Apart(slice.to_vec()));
+        }
+        let mut words = [0; IN_PLACE];
+        words[..slice.len()].copy_from_slice(slice);
+        Self(Store::InPlace { len: slice.len() as u8, words })
+    }
+
     /// Adds one word.
     #[inline]
     pub fn push(&mut self, word: u32) {
@@ -108,12 +126,10 @@ impl Eq for Words {}
 impl From<&[u32]> for Words {
     #[inline]
     fn from(slice: &[u32]) -> Self {
-        if slice.len() > IN_PLACE {
-            return Self(Store::Apart(slice.to_vec()));
+        match slice {
+            [word] => Self::one(*word),
+            _ => Self::several(slice),
         }
-        let mut words = [0; IN_PLACE];
-        words[..slice.len()].copy_from_slice(slice);
-        Self(Store::InPlace { len: slice.len() as u8, words })
     }
 }
 

@@ -1,13 +1,13 @@
 //! A reply changes requests here (rules 10 and 11): checked against the rows that were sent, then applied whole.
 
-use paceline_plan::{DpRank, Epoch, Logprobs, RowReply, Seat, StepId, StepReply, Words};
+use paceline_plan::{DpRank, Epoch, Logprobs, Row, RowReply, Seat, StepId, StepReply, Words};
 
-use crate::emit::SentRow;
 use crate::rank::Rank;
 use crate::recent::Recent;
 use crate::request::{Request, Requests};
 use crate::seated::Seated;
-use crate::{CacheSecret, Config, Drafter, Error, RequestId, Scheduler, spare};
+use crate::sent::{SentRow, SentRows};
+use crate::{Config, Drafter, Error, RequestId, Scheduler, spare};
 
 /// Why a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,63 +70,126 @@ impl Scheduler {
         if (epoch, step) > (group.epoch, group.step) {
             return Err(Error::UnknownStep { group: group.id, epoch, dp_rank, expected: group.step, got: step });
         }
-        let index = rank.place;
-        let mut owed = group.in_flight.iter().enumerate().filter(|(_, in_flight)| in_flight.rows[index].is_some());
-        let oldest = owed.next().map(|(_, in_flight)| in_flight.step);
-        let is_owed = epoch == group.epoch && oldest.is_some_and(|oldest| oldest <= step);
-        let Some((oldest, place)) = oldest.filter(|_| is_owed).zip(group.place_of(step)) else {
+        let (place, in_flight) = (rank.place, &mut group.in_flight);
+        let oldest = (0..in_flight.len()).find(|index| in_flight[*index].rows[place].is_some());
+        let oldest = oldest.map(|index| &mut in_flight[index]).filter(|oldest| oldest.step <= step);
+        let Some(oldest) = oldest.filter(|_| epoch == group.epoch) else {
             rank.counters.stale_replies += 1;
             return Ok(());
         };
-        let in_flight = &group.in_flight[place];
-        let (vocab_size, k_draft) = (self.config.limits.vocab_size, in_flight.k_draft);
-        let checker = ReplyChecker { dp_rank, step, vocab_size, k_draft, rank };
+        let checker =
+            ReplyChecker { dp_rank, step, vocab_size: self.config.limits.vocab_size, k_draft: oldest.k_draft, rank };
         // Rule 16: a worker runs its steps in order, and a row starts from what the one before it came to.
-        checker.equal(0, "step", oldest.get().cast_signed(), step.get().cast_signed())?;
-        let rows = in_flight.rows[index].as_ref().expect("the oldest reply that is owed");
-        checker.check(rows, &reply)?;
-        let rows = group.in_flight[place].rows[index].take().expect("the reply was owed");
-        while group.in_flight.front().is_some_and(|in_flight| in_flight.rows.iter().all(Option::is_none)) {
-            let done = group.in_flight.pop_front().expect("there is a first one");
+        checker.equal(0, "step", oldest.step.get().cast_signed(), step.get().cast_signed())?;
+        let sent = oldest.rows[place].as_ref().expect("the oldest reply that is owed");
+        let decode_rows_are_plain = checker.check(sent, &reply)?;
+        let mut sent = oldest.rows[place].take().expect("the reply was owed");
+        oldest.owed -= 1;
+        while in_flight.front().is_some_and(|oldest| oldest.owed == 0) {
+            let done = in_flight.pop_front().expect("there is a first one");
             spare::keep(&mut self.spare.flights, done.rows);
         }
-        outputs.reserve(rows.len());
-        for (sent, row) in rows.iter().zip(reply.rows) {
-            self.commit_row(rank_index, sent, row, outputs);
+        outputs.reserve(sent.rows.len());
+        let mut replies = reply.rows;
+        let decode_rows: &[Row] = if decode_rows_are_plain { sent.decode_rows() } else { &[] };
+        self.commit_plain(rank_index, decode_rows, &mut replies, outputs);
+        if decode_rows.len() < sent.rows.len() {
+            replies.drain(..decode_rows.len());
+            self.commit_others(rank_index, &sent, decode_rows_are_plain, replies, outputs);
         }
-        spare::keep(&mut self.spare.sent, rows);
+        sent.clear();
+        self.spare.sent.push(sent);
         Ok(())
     }
 
+    /// Applies replies to decode rows that are [plain](ReplyChecker::are_plain): all of [`Self::commit_row`] that such a row
+    /// can come to.
+    #[inline(never)]
+    fn commit_plain(&mut self, rank_index: usize, rows: &[Row], replies: &mut [RowReply], outputs: &mut Vec<Output>) {
+        let Self { config, ranks, requests, finished: ended, .. } = self;
+        let rank = &mut ranks[rank_index];
+        rank.forget_load();
+        let block_size = config.prefix_cache.map(|_| config.limits.block_size);
+        let mut emitted_tokens = 0;
+        outputs.extend(rows.iter().zip(replies).map(|(row, reply)| {
+            let Rank { seated, recent, counters, .. } = &mut *rank;
+            let (seated, recent) = (&mut seated[row.seat.index()], &mut recent[row.seat.index()]);
+            counters.drafts.count(row.drafts.min(seated.proposed), reply.accepted);
+            seated.giving -= 1;
+            seated.answer(1 + reply.accepted, row.drafts - reply.accepted, reply.proposed);
+            let (tokens, finished) = match reply.emitted.only() {
+                Some(token) => (Words::one(token), take_token(seated, recent, requests, token)),
+                None => {
+                    let finished = take_tokens(seated, recent, requests, reply);
+                    (std::mem::take(&mut reply.emitted), finished)
+                }
+            };
+            emitted_tokens += tokens.len() as u64;
+            let (prompt_logprobs, logprobs) = (Logprobs::NONE, Logprobs::NONE);
+            let (id, cached_tokens) = (recent.id, recent.cached_tokens);
+            if block_size.is_some_and(|block_size| seated.fills_another(block_size)) {
+                publish(config, rank, row.seat, requests);
+            }
+            if finished.is_some() {
+                rank.retire(row.seat, requests);
+                *ended += 1;
+            }
+            Output { id, cached_tokens, prompt_logprobs, tokens, logprobs, finished }
+        }));
+        rank.counters.emitted_tokens += emitted_tokens;
+    }
+
+    /// Applies replies to prompt rows, and to decode rows too unless those are done.
+    #[inline(never)]
+    fn commit_others(
+        &mut self,
+        rank_index: usize,
+        sent: &SentRows,
+        prompts_only: bool,
+        replies: Vec<RowReply>,
+        outputs: &mut Vec<Output>,
+    ) {
+        let decode_rows = if prompts_only { 0 } else { sent.decode_rows().len() };
+        let mut replies = replies.into_iter();
+        for (sent, reply) in sent.iter().take(decode_rows).zip(&mut replies) {
+            self.commit_row(rank_index, &sent, reply, outputs);
+        }
+        for (sent, reply) in sent.prompt_rows().zip(replies) {
+            self.commit_row(rank_index, &sent, reply, outputs);
+        }
+    }
+
     fn commit_row(&mut self, rank_index: usize, sent: &SentRow, mut reply: RowReply, outputs: &mut Vec<Output>) {
-        let rank = &mut self.ranks[rank_index];
+        let Self { config, ranks, requests, .. } = self;
+        let rank = &mut ranks[rank_index];
         if sent.seated(rank).is_none() {
             // Rule 11: it ended or left since; what came of its row touches nobody.
             rank.answered_for(sent.seat, sent.generation);
             return;
         }
-        let verified = rank.on_mut(sent.seat).take_answer(sent, &reply);
-        rank.counters.drafts.count(verified, reply.accepted);
+        rank.forget_load();
+        let Rank { seated, recent, counters, .. } = &mut *rank;
+        let (seated, recent) = (&mut seated[sent.seat.index()], &mut recent[sent.seat.index()]);
+        counters.drafts.count(sent.drafts.min(seated.proposed), reply.accepted);
+        seated.giving -= u16::from(sent.samples);
+        let computed = if sent.is_decode { 1 + reply.accepted } else { sent.tokens };
+        seated.answer(computed, sent.drafts - reply.accepted, reply.proposed);
         let prompt_logprobs = match sent.reported_end {
-            Some(end) => take_prompt_logprobs(&mut self.requests[sent.slot], end, &mut reply),
+            Some(end) => take_prompt_logprobs(&mut requests[seated.slot], end, &mut reply),
             None => Logprobs::NONE,
         };
         let (mut finished, reports) = (None, !prompt_logprobs.is_empty());
         if sent.samples {
-            finished = take_tokens(rank, sent, &mut self.requests, &mut reply);
-            rank.counters.emitted_tokens += reply.emitted.len() as u64;
+            finished = take_tokens(seated, recent, requests, &mut reply);
+            counters.emitted_tokens += reply.emitted.len() as u64;
         }
         if sent.samples || reports {
-            let Recent { id, cached_tokens, .. } = rank.recent[sent.seat.index()];
+            let Recent { id, cached_tokens, .. } = *recent;
             let RowReply { emitted: tokens, logprobs, .. } = reply;
             outputs.push(Output { id, cached_tokens, prompt_logprobs, tokens, logprobs, finished });
         }
-        if let Some(secret) = self.config.prefix_cache {
-            let seated = rank.on(sent.seat);
-            let next = (seated.published + 1) * self.config.limits.block_size;
-            if seated.computed.min(seated.known) >= next {
-                publish(&self.config, secret, rank, sent.seat, &mut self.requests[sent.slot]);
-            }
+        if config.prefix_cache.is_some() && seated.fills_another(config.limits.block_size) {
+            publish(config, rank, sent.seat, requests);
         }
         if finished.is_some() {
             self.retire(rank_index, sent.seat);
@@ -136,16 +199,17 @@ impl Scheduler {
 
     /// Takes a running request off its rank and out of the table.
     pub(crate) fn retire(&mut self, rank_index: usize, seat: Seat) {
-        let slot = self.ranks[rank_index].slot(seat);
-        self.ranks[rank_index].unseat(seat, &mut self.requests[slot]);
-        self.requests.remove(slot);
+        self.ranks[rank_index].retire(seat, &mut self.requests);
     }
 }
 
 /// Rule 10: blocks whose every position holds a computed, accepted token enter the prefix cache.
-fn publish(config: &Config, secret: CacheSecret, rank: &mut Rank, seat: Seat, request: &mut Request) {
+#[inline(never)]
+fn publish(config: &Config, rank: &mut Rank, seat: Seat, requests: &mut Requests) {
+    let Some(secret) = config.prefix_cache else { return };
     let block_size = config.limits.block_size;
-    let Seated { computed, known, published, .. } = *rank.on(seat);
+    let Seated { slot, computed, known, published, .. } = *rank.on(seat);
+    let request = &mut requests[slot];
     let full = computed.min(known) / block_size;
     rank.recent[seat.index()].settle(request);
     request.chain.extend(secret, &request.tokens[..(full * block_size) as usize], block_size);
@@ -180,38 +244,54 @@ fn take_prompt_logprobs(request: &mut Request, end: u32, reply: &mut RowReply) -
 }
 
 /// Rule 10: gives a request the emitted tokens, cut at the first stop token or at the limit.
-#[inline]
-fn take_tokens(rank: &mut Rank, sent: &SentRow, requests: &mut Requests, reply: &mut RowReply) -> Option<Finish> {
-    let index = sent.seat.index();
-    let (seated, recent) = (&mut rank.seated[index], &mut rank.recent[index]);
+#[inline(never)]
+fn take_tokens(
+    seated: &mut Seated,
+    recent: &mut Recent,
+    requests: &mut Requests,
+    reply: &mut RowReply,
+) -> Option<Finish> {
     for (index, token) in reply.emitted.iter().copied().enumerate() {
-        recent.push(token, || &mut requests[sent.slot]);
-        seated.known += 1;
-        let finished = if recent.stops_at(token, || &mut requests[sent.slot]) {
-            Finish::Stop(token)
-        } else if seated.known == seated.end {
-            Finish::Length
-        } else {
-            continue;
-        };
-        reply.emitted.truncate(index + 1);
-        reply.logprobs.truncate(index + 1);
-        return Some(finished);
+        let finished = take_token(seated, recent, requests, token);
+        if finished.is_some() {
+            reply.emitted.truncate(index + 1);
+            reply.logprobs.truncate(index + 1);
+            return finished;
+        }
     }
     None
 }
 
+/// Gives a request one more token; why it ends with it, if it does.
+#[inline(always)]
+fn take_token(seated: &mut Seated, recent: &mut Recent, requests: &mut Requests, token: u32) -> Option<Finish> {
+    if !recent.push(token) {
+        recent.settle(&mut requests[seated.slot]);
+        recent.push(token);
+    }
+    seated.known += 1;
+    if recent.stops_at(token).unwrap_or_else(|| requests[seated.slot].stops_at(token)) {
+        return Some(Finish::Stop(token));
+    }
+    (seated.known == seated.end).then_some(Finish::Length)
+}
+
 impl Seated {
-    /// Rule 10: moves on by what a row came to. How many drafts it verified.
-    fn take_answer(&mut self, sent: &SentRow, reply: &RowReply) -> u32 {
-        let verified = sent.drafts.min(self.proposed);
+    /// Rule 10: moves on by `computed` tokens, as a row's answer says; `refused` of its drafts were not accepted.
+    #[inline]
+    const fn answer(&mut self, computed: u32, refused: u32, proposed: u32) {
         self.in_flight -= 1;
-        self.giving -= u16::from(sent.samples);
-        self.computed += if sent.is_decode { 1 + reply.accepted } else { sent.tokens };
+        self.computed += computed;
         // The row was planned as if all its drafts would be accepted (rule 16).
-        self.start_max -= sent.drafts - reply.accepted;
-        self.proposed = reply.proposed;
-        verified
+        self.start_max -= refused;
+        self.proposed = proposed;
+    }
+
+    /// Whether it fills a block that has no name yet.
+    #[inline]
+    fn fills_another(&self, block_size: u32) -> bool {
+        let full = (u64::from(self.published) + 1) * u64::from(block_size);
+        u64::from(self.computed.min(self.known)) >= full
     }
 }
 
@@ -244,38 +324,56 @@ impl ReplyChecker<'_> {
         if got <= most { Ok(()) } else { Err(self.error(row, field, most, got)) }
     }
 
-    fn check(&self, rows: &[SentRow], reply: &StepReply) -> Result<(), Error> {
-        self.equal(rows.len(), "dp_rank", self.dp_rank.get().into(), reply.dp_rank.get().into())?;
-        self.equal(rows.len(), "rows", rows.len() as i64, reply.rows.len() as i64)?;
-        for (index, (sent, row)) in rows.iter().zip(&reply.rows).enumerate() {
-            if !self.is_plain(sent, row) {
-                self.check_row(index, sent, row)?;
-            }
+    /// Whether all decode rows are plain.
+    fn check(&self, sent: &SentRows, reply: &StepReply) -> Result<bool, Error> {
+        let count = sent.rows.len();
+        self.equal(count, "dp_rank", self.dp_rank.get().into(), reply.dp_rank.get().into())?;
+        self.equal(count, "rows", count as i64, reply.rows.len() as i64)?;
+        let all_plain = self.are_plain(sent.decode_rows(), &reply.rows);
+        if !all_plain || !sent.prompts.is_empty() {
+            self.check_others(sent, reply, all_plain)?;
         }
         if self.rank.constrained > 0 || !reply.drafts.is_empty() {
-            self.check_drafts(rows, reply)?;
+            self.check_drafts(sent, reply)?;
         }
-        Ok(())
+        Ok(all_plain)
     }
 
-    /// Whether a row is what most rows are, and right: all of [`Self::check_row`] at once, for a decode row of a request
-    /// that still runs and without log-probabilities.
-    #[inline]
-    fn is_plain(&self, sent: &SentRow, row: &RowReply) -> bool {
-        let Some(seated) = sent.seated(self.rank) else { return false };
-        let expected = (sent.seat, sent.generation, seated.computed + 1, 1 + row.accepted as usize);
-        sent.is_decode
-            && (row.seat, row.generation, row.known, row.emitted.len()) == expected
-            && row.accepted <= sent.drafts.min(seated.proposed)
-            && row.proposed <= self.k_draft
-            && row.logprobs.is_empty()
-            && row.emitted.iter().all(|token| *token < self.vocab_size)
+    /// The prompt rows, and the decode rows too unless those are known to be right.
+    #[inline(never)]
+    fn check_others(&self, sent: &SentRows, reply: &StepReply, prompts_only: bool) -> Result<(), Error> {
+        let right = if prompts_only { sent.decode_rows().len() } else { 0 };
+        let mut rows = sent.iter().zip(&reply.rows).enumerate().skip(right);
+        rows.try_for_each(|(index, (sent, row))| self.check_row(index, &sent, row))
+    }
+
+    /// Whether decode rows and their replies are what they mostly are, and right: all of [`Self::check_row`] in one look, for
+    /// requests that still run and want no log-probabilities.
+    #[inline(never)]
+    fn are_plain(&self, sent: &[Row], replies: &[RowReply]) -> bool {
+        let (seats, vocab_size, k_draft) = (&self.rank.seated[..], self.vocab_size, self.k_draft);
+        sent.iter().zip(replies).all(|(row, reply)| {
+            let seated = &seats[row.seat.index()];
+            (seated.generation, reply.generation, reply.seat) == (row.generation, row.generation, row.seat)
+                && seated.is_taken()
+                && u64::from(reply.known) == u64::from(seated.computed) + 1
+                && reply.proposed <= k_draft
+                && reply.logprobs.is_empty()
+                && match reply.emitted.only() {
+                    Some(token) => reply.accepted == 0 && token < vocab_size,
+                    None => {
+                        reply.accepted <= row.drafts.min(seated.proposed)
+                            && reply.emitted.len() as u64 == u64::from(reply.accepted) + 1
+                            && reply.emitted.iter().all(|token| *token < vocab_size)
+                    }
+                }
+        })
     }
 
     /// Rule 19: the drafts of every row whose mask followed are told.
-    fn check_drafts(&self, rows: &[SentRow], reply: &StepReply) -> Result<(), Error> {
+    fn check_drafts(&self, sent: &SentRows, reply: &StepReply) -> Result<(), Error> {
         let mut told = reply.drafts.iter();
-        for (index, (sent, row)) in rows.iter().zip(&reply.rows).enumerate() {
+        for (index, (sent, row)) in sent.iter().zip(&reply.rows).enumerate() {
             if !sent.is_masked || row.proposed == 0 {
                 continue;
             }
@@ -283,7 +381,7 @@ impl ReplyChecker<'_> {
             let got = of_row.map_or(0, |told| told.drafts.len());
             self.equal(index, "drafts", row.proposed.into(), got as i64)?;
         }
-        self.equal(rows.len(), "rows with drafts", 0, told.count() as i64)
+        self.equal(sent.rows.len(), "rows with drafts", 0, told.count() as i64)
     }
 
     fn check_row(&self, index: usize, sent: &SentRow, row: &RowReply) -> Result<(), Error> {

@@ -7,29 +7,10 @@ use paceline_plan::{
 
 use crate::RequestId;
 use crate::rank::Rank;
-use crate::request::{Request, Requests, Slot};
+use crate::request::{Request, Requests};
 use crate::seated::Seated;
-use crate::select::Selected;
-
-/// A row that was sent, kept until its reply is in.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SentRow {
-    pub(crate) slot: Slot,
-    pub(crate) seat: Seat,
-    pub(crate) generation: SeatGeneration,
-    pub(crate) is_decode: bool,
-    /// Tokens of a prompt row; 1 in a decode row.
-    pub(crate) tokens: u32,
-    pub(crate) drafts: u32,
-    /// What the worker knows of the request once the plan's deltas are applied, at most.
-    pub(crate) known_max: u32,
-    /// Whether the row gives a token.
-    pub(crate) samples: bool,
-    /// Whether its masks follow.
-    pub(crate) is_masked: bool,
-    /// Where the row's tokens end in the prompt, when they are reported with log-probabilities.
-    pub(crate) reported_end: Option<u32>,
-}
+use crate::selection::Selected;
+use crate::sent::{SentPrompt, SentRows};
 
 /// A row that was sent without its masks (rule 19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,90 +27,122 @@ pub struct MaskedRow {
     pub drafts: u32,
 }
 
-/// What workers are told beyond what every drafter needs.
+/// What a rank's part is made with, the same for every rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told {
-    /// Every token, a prefix hit's included.
+    /// Whether workers know every token, a prefix hit's included.
     pub(crate) keep_history: bool,
     /// Tokens past the end of a chunk.
     pub(crate) lookahead: u32,
     /// Drafts to propose in the step.
     pub(crate) k_draft: u32,
+    /// Length of every row in FULL; elsewhere rows are as long as they need to be.
+    pub(crate) query_len: Option<QueryLen>,
+    /// Number of the group's step over all epochs.
+    pub(crate) tick: u64,
 }
 
-/// Makes a rank's part of the plan and marks its requests as in flight. `rows` are the rows that run, in the order in
-/// which they are sent; decode rows are `query_len` long when it is given (FULL), else as long as they need to be. `draft`
-/// and `sent` are empty and lend their memory; rows that were sent are added to `sent`.
+/// Makes a rank's part of the plan in the memory of an older one, and marks its requests as in flight. `rows` are the rows
+/// that run, in the order in which they are sent. `sent` is empty, and is given what the reply is checked against.
+///
+/// # Panics
+/// When the part breaks a rule: a fault of the scheduler.
 pub(crate) fn rank_part(
     rank: &mut Rank,
     requests: &Requests,
     rows: &[Selected],
-    query_len: Option<QueryLen>,
     told: Told,
-    tick: u64,
-    (mut draft, sent): (RankDraft, &mut Vec<SentRow>),
-) -> RankPart {
-    draft.dp_rank = rank.dp_rank;
-    if rows.is_empty() {
-        return checked(draft);
-    }
-    draft.releases.append(&mut rank.releases);
-    draft.rows.reserve(rows.len());
-    sent.reserve(rows.len());
+    (part, sent): (&mut RankPart, &mut SentRows),
+) {
+    let dp_rank = rank.dp_rank;
+    let made = part.remake(|draft| {
+        draft.dp_rank = dp_rank;
+        if rows.is_empty() {
+            return;
+        }
+        if !rank.releases.is_empty() {
+            draft.releases.append(&mut rank.releases);
+        }
+        let (decode_rows, prompt_rows) = rows.split_at(rows.partition_point(|row| row.is_decode));
+        add_decode_rows(rank, requests, decode_rows, told, draft);
+        add_prompt_rows(rank, requests, prompt_rows, told, draft, &mut sent.prompts);
+        draft.decode_rows = decode_rows.len() as u32;
+        if rank.constrained > 0 {
+            mask_rows(rank, requests, draft, &sent.prompts);
+        }
+        rank.ran(rows.len(), told.tick);
+        sent.rows.extend_from_slice(&draft.rows);
+    });
+    made.unwrap_or_else(|error| panic!("the scheduler's own plan, dp_rank {dp_rank}: {error}"));
+}
+
+fn add_decode_rows(rank: &mut Rank, requests: &Requests, rows: &[Selected], told: Told, draft: &mut RankDraft) {
+    let (seats, tables) = rank.parts_mut();
+    let mut made = std::mem::take(&mut draft.rows);
+    made.extend(rows.iter().map(|selected| {
+        let Selected { seat, drafts, .. } = *selected;
+        let seated = &mut seats[seat.index()];
+        // It holds a block at least, so that this holds for one of whom the worker was told nothing too.
+        if seated.blocks_told != seated.blocks {
+            tell(seated, &tables[seat.index()], &requests[seated.slot], selected, told, draft);
+        }
+        let Seated { generation, start_max, blocks, .. } = *seated;
+        seated.launch(1 + drafts, told.tick);
+        seated.gives(told.k_draft);
+        let query_len = told.query_len.unwrap_or(QueryLen::verifying(drafts));
+        let (logits, mask) = (LogitsWanted::Verify, Mask::None);
+        Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask }
+    }));
+    draft.rows = made;
+}
+
+fn add_prompt_rows(
+    rank: &mut Rank,
+    requests: &Requests,
+    rows: &[Selected],
+    told: Told,
+    draft: &mut RankDraft,
+    prompts: &mut Vec<SentPrompt>,
+) {
     let (seats, tables) = rank.parts_mut();
     for selected in rows {
-        let seated = &mut seats[selected.seat.index()];
-        let knows_all = seated.blocks_told > 0 && seated.blocks_told == seated.blocks;
-        if !knows_all || !selected.is_decode {
-            tell(seated, &tables[selected.seat.index()], &requests[seated.slot], selected, told, &mut draft);
-        }
-        let (row, sent_row) = if selected.is_decode {
-            decode_row(seated, selected, query_len)
-        } else {
-            prompt_row(seated, &requests[seated.slot], selected, query_len)
+        let Selected { seat, tokens, drafts, .. } = *selected;
+        let seated = &mut seats[seat.index()];
+        let request = &requests[seated.slot];
+        tell(seated, &tables[seat.index()], request, selected, told, draft);
+        let Seated { generation, start_max, blocks, .. } = *seated;
+        let end = start_max + tokens;
+        let (samples, reports) = (end == seated.prompt_end, request.reports(start_max, end));
+        let logits = match (reports, samples) {
+            (true, _) => LogitsWanted::All,
+            (false, true) => LogitsWanted::Last,
+            (false, false) => LogitsWanted::None,
         };
-        draft.rows.push(row);
-        sent.push(sent_row);
-        launch(seated, &sent_row, told.k_draft);
-        seated.last_run = tick;
+        seated.launch(tokens, told.tick);
+        if samples {
+            seated.gives(told.k_draft);
+        }
+        let (query_len, mask) = (QueryLen::verifying(tokens - 1), Mask::None);
+        draft.rows.push(Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask });
+        let reported_end = reports.then_some(request.prompt_len.min(end));
+        prompts.push(SentPrompt { known: seated.fed, samples, reported_end });
     }
-    draft.decode_rows = rows.iter().map(|row| u32::from(row.is_decode)).sum();
-    if rank.constrained > 0 {
-        mask_rows(requests, &mut draft.rows, sent);
-    }
-    rank.ran(rows.len(), tick);
-    checked(draft)
 }
 
 /// Rule 19: the rows that sample for a constrained request wait for masks.
-fn mask_rows(requests: &Requests, rows: &mut [Row], sent: &mut [SentRow]) {
-    let added = sent.len() - rows.len();
-    for (row, sent) in rows.iter_mut().zip(&mut sent[added..]) {
-        if sent.samples && requests[sent.slot].constrained {
+fn mask_rows(rank: &Rank, requests: &Requests, draft: &mut RankDraft, prompts: &[SentPrompt]) {
+    let (decode_rows, prompt_rows) = draft.rows.split_at_mut(draft.decode_rows as usize);
+    let sampling = prompt_rows.iter_mut().zip(prompts).filter(|(_, prompt)| prompt.samples).map(|(row, _)| row);
+    for row in decode_rows.iter_mut().chain(sampling) {
+        if requests[rank.slot(row.seat)].constrained {
             row.mask = Mask::Follows;
-            sent.is_masked = true;
         }
     }
-}
-
-/// Rule 16: where the request is once this row is answered, at most.
-#[inline]
-const fn launch(seated: &mut Seated, sent: &SentRow, k_draft: u32) {
-    seated.in_flight += 1;
-    seated.start_max += sent.tokens + sent.drafts;
-    if sent.samples {
-        seated.giving += 1;
-        seated.proposing = k_draft;
-    }
-}
-
-fn checked(draft: RankDraft) -> RankPart {
-    let dp_rank: DpRank = draft.dp_rank;
-    RankPart::new(draft).unwrap_or_else(|error| panic!("the scheduler's own plan, dp_rank {dp_rank}: {error}"))
 }
 
 /// Adds what the worker does not know yet: the request itself, this chunk's tokens and those that the drafter needs
 /// after it, new blocks.
+#[inline(never)]
 fn tell(seated: &mut Seated, table: &[u32], request: &Request, selected: &Selected, told: Told, draft: &mut RankDraft) {
     let seat = selected.seat;
     let (prompt_len, history) = (request.prompt_len, request.history || told.keep_history);
@@ -155,34 +168,4 @@ fn tell(seated: &mut Seated, table: &[u32], request: &Request, selected: &Select
         draft.block_appends.push(BlockAppend { seat, kv_group: KvGroup::new(0), blocks });
         seated.blocks_told = seated.blocks;
     }
-}
-
-#[inline]
-fn decode_row(seated: &Seated, selected: &Selected, query_len: Option<QueryLen>) -> (Row, SentRow) {
-    let Selected { seat, drafts, .. } = *selected;
-    let Seated { slot, generation, start_max, blocks, .. } = *seated;
-    let query_len = query_len.unwrap_or(QueryLen::verifying(drafts));
-    let (logits, mask) = (LogitsWanted::Verify, Mask::None);
-    let row = Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask };
-    let (known_max, reported_end) = (start_max + 1, None);
-    let (is_decode, tokens, samples, is_masked) = (true, 1, true, false);
-    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known_max, samples, is_masked, reported_end })
-}
-
-fn prompt_row(seated: &Seated, request: &Request, selected: &Selected, query_len: Option<QueryLen>) -> (Row, SentRow) {
-    let Selected { seat, is_decode, tokens, drafts, .. } = *selected;
-    let Seated { slot, generation, start_max, blocks, .. } = *seated;
-    let end = start_max + tokens;
-    let samples = end == seated.prompt_end;
-    let reports = request.reports(start_max, end);
-    let logits = match (reports, samples) {
-        (true, _) => LogitsWanted::All,
-        (false, true) => LogitsWanted::Last,
-        (false, false) => LogitsWanted::None,
-    };
-    let query_len = query_len.unwrap_or(QueryLen::verifying(tokens - 1));
-    let row = Row { seat, generation, start_max, query_len, drafts, blocks, logits, mask: Mask::None };
-    let (known_max, reported_end) = (seated.fed, reports.then_some(request.prompt_len.min(end)));
-    let is_masked = false;
-    (row, SentRow { slot, seat, generation, is_decode, tokens, drafts, known_max, samples, is_masked, reported_end })
 }

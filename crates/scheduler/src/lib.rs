@@ -35,6 +35,8 @@ mod scheduler;
 mod seated;
 mod seats;
 mod select;
+mod selection;
+mod sent;
 pub mod shape;
 mod spare;
 mod started;

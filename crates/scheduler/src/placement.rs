@@ -7,7 +7,7 @@ use crate::choice::{Candidate, Choice, Key};
 use crate::rank::Rank;
 use crate::request::{Place, Request, Requests, Slot};
 use crate::seated::Load;
-use crate::select::Selection;
+use crate::selection::Selection;
 use crate::{Config, PlacementReason};
 
 /// What placement knows of a rank, counting what it has already given it in this round.

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use paceline_plan::{DpRank, Epoch, GroupDraft, GroupId, GroupPart, StepId, StepPlan};
 
-use crate::emit::{SentRow, Told, rank_part};
+use crate::emit::{Told, rank_part};
 use crate::explain::RankExplanation;
 use crate::pace::{self, Pace, Prospect};
 use crate::placement::{Chosen, Placement, Start};
-use crate::select::{Selection, Selector, trim_prompts};
+use crate::select::Selector;
+use crate::selection::{Selection, trim_prompts};
+use crate::sent::SentRows;
 use crate::shape::{self, Decision, Demand};
 use crate::spare::Desk;
 use crate::{Drafter, Explanation, HeldReason, Scheduler, ShapeReason, check, spare};
@@ -20,7 +22,9 @@ pub(crate) struct InFlight {
     pub(crate) step: StepId,
     pub(crate) k_draft: u32,
     /// By index in the group; nothing where the reply is in.
-    pub(crate) rows: Vec<Option<Vec<SentRow>>>,
+    pub(crate) rows: Vec<Option<SentRows>>,
+    /// Ranks whose reply is not in.
+    pub(crate) owed: usize,
 }
 
 /// A lockstep group.
@@ -44,13 +48,6 @@ pub(crate) struct Group {
     pub(crate) explanation: Option<Explanation>,
 }
 
-impl Group {
-    /// Index among the steps in flight.
-    pub(crate) fn place_of(&self, step: StepId) -> Option<usize> {
-        self.in_flight.iter().position(|in_flight| in_flight.step == step)
-    }
-}
-
 impl Scheduler {
     /// The next step of a group. Nothing when no rank has a row (rule 1), or more steps are in flight than plans are made
     /// ahead (rule 16).
@@ -62,9 +59,9 @@ impl Scheduler {
         if self.groups.get(index)?.in_flight.len() > self.config.depth as usize {
             return None;
         }
-        let mut desk = std::mem::take(&mut self.spare.desk);
+        let mut desk = self.spare.desk.take().unwrap_or_default();
         let plan = self.plan_on(index, &mut desk);
-        self.spare.desk = desk;
+        self.spare.desk = Some(desk);
         plan
     }
 
@@ -83,7 +80,12 @@ impl Scheduler {
         for (rank, selection) in members.iter().zip(selections.iter_mut()) {
             self.selector(*rank, k_by_load).select(selection);
         }
-        let pace = self.take_in(index, &members, selections, prospects, (tick, k_by_load));
+        let pace = if self.queue.len() > 0 || selections.iter().any(|selection| selection.has_prompts) {
+            self.take_in(index, &members, selections, prospects, (tick, k_by_load))
+        } else {
+            self.groups[index].prompts_held_steps = 0;
+            Pace::Free
+        };
         if let Pace::Level { tokens, .. } = pace {
             selections.iter_mut().for_each(|selection| trim_prompts(selection, tokens, k_by_load + 1));
         }
@@ -95,10 +97,10 @@ impl Scheduler {
             }
             return None;
         };
-        for ((rank, selection), rows) in members.iter().zip(selections.iter_mut()).zip(&decision.decode_rows_run) {
-            self.hold_past_ladder(*rank, selection, *rows);
-        }
         if matches!(decision.reason, ShapeReason::Held { .. }) {
+            for ((rank, selection), rows) in members.iter().zip(selections.iter_mut()).zip(&decision.decode_rows_run) {
+                self.hold_past_ladder(*rank, selection, *rows);
+            }
             self.count_demands(&members, selections, demands);
         }
         let state = &mut self.groups[index];
@@ -138,32 +140,30 @@ impl Scheduler {
         decision: Decision,
         selections: &mut [Selection],
     ) -> StepPlan {
-        let (limits, depth) = (self.config.limits, self.config.depth);
+        let Self { config, ranks, requests, groups, spare, .. } = self;
+        let (limits, depth, state) = (&config.limits, config.depth, &mut groups[index]);
         let query_len = decision.is_full().then(|| decision.query_len());
         let Decision { k_verify, k_draft, passes, decode_rows_run, .. } = decision;
-        let keep_history = self.config.drafter == Drafter::Ngram;
-        let told = Told { keep_history, lookahead: self.config.lookahead(), k_draft };
-        let state = &self.groups[index];
+        let keep_history = config.drafter == Drafter::Ngram;
         let Group { id: group, epoch, step, tick, .. } = *state;
-        let spare = &mut self.spare;
+        let told = Told { keep_history, lookahead: config.lookahead(), k_draft, query_len, tick };
         spare::keep(&mut spare.counts, decode_rows_run);
         let mut dp_ranks = spare::empty(&mut spare.dp_ranks);
         dp_ranks.extend_from_slice(&state.dp_ranks);
-        let mut parts = spare::empty(&mut spare.parts);
+        let mut parts = spare.parts_of(members.len());
         let mut rows = spare::empty(&mut spare.flights);
-        for (rank, selection) in members.iter().zip(selections) {
-            let (rank, requests) = (&mut self.ranks[*rank], &self.requests);
-            let (draft, mut sent) = (spare.drafts.pop().unwrap_or_default(), spare::empty(&mut spare.sent));
+        for (place, part) in parts.iter_mut().enumerate() {
+            let (rank, selection) = (&mut ranks[members[place]], &mut selections[place]);
+            let mut sent = spare.sent.pop().unwrap_or_default();
             selection.sort_by_seat(rank.seated.len());
-            let part = rank_part(rank, requests, &selection.rows, query_len, told, tick, (draft, &mut sent));
-            check::blocks_add_up(rank, requests, &limits, tick);
-            parts.push(part);
+            rank_part(rank, requests, &selection.rows, told, (part, &mut sent));
+            check::blocks_add_up(rank, requests, limits, tick);
             rows.push(Some(sent));
         }
         let draft = GroupDraft { group, epoch, step, depth, k_verify, k_draft, dp_ranks, passes };
-        let plan = GroupPart::new(draft).and_then(|part| StepPlan::new(part, parts, &limits));
+        let plan = GroupPart::new(draft).and_then(|part| StepPlan::new(part, parts, limits));
         let plan = plan.unwrap_or_else(|error| panic!("the scheduler's own plan, step {step}: {error}"));
-        self.groups[index].in_flight.push_back(InFlight { step, k_draft, rows });
+        state.in_flight.push_back(InFlight { step, k_draft, rows, owed: members.len() });
         plan
     }
 
@@ -255,8 +255,11 @@ impl Scheduler {
 
     /// Rule 18: blocks for what the single passes are going to write. They come last, from what nobody else needs.
     fn add_wanted_blocks(&mut self, members: &[usize], selections: &mut [Selection]) {
+        if self.config.drafter != Drafter::Model {
+            return;
+        }
         let k_draft = self.rules.k_draft(self.running_most(members));
-        if self.config.drafter != Drafter::Model || k_draft < 2 {
+        if k_draft < 2 {
             return;
         }
         for (rank, selection) in members.iter().zip(selections) {
@@ -298,11 +301,17 @@ impl Scheduler {
     ) {
         let target = &decision.passes[0];
         let downgraded = decision.reason.downgrading_rank();
-        let mut ranks = self.groups[group].explanation.take().map_or_else(Vec::new, |before| before.ranks);
-        ranks.clear();
-        for (index, (demand, selection)) in demands.iter().zip(selections).enumerate() {
-            let rank = &mut self.ranks[self.groups[group].members[index]];
-            let padding = shape::padding(&self.rules, decision, index, demand.tokens());
+        let state = &mut self.groups[group];
+        let mut explained = state.explanation.take().map_or_else(Vec::new, |before| before.ranks);
+        explained.resize_with(demands.len(), RankExplanation::default);
+        let mut padder = shape::Padder::new(&self.rules, decision);
+        let (mut real_tokens, mut largest_tokens) = (0, 0);
+        for (index, demand) in demands.iter().enumerate() {
+            let (rank, selection) = (&mut self.ranks[state.members[index]], &mut selections[index]);
+            let explained = &mut explained[index];
+            let tokens = demand.tokens();
+            let padding = padder.of(index, tokens);
+            (real_tokens, largest_tokens) = (real_tokens + u64::from(tokens), largest_tokens.max(u64::from(tokens)));
             let counters = &mut rank.counters;
             counters.count_step(target, index, demand, &padding);
             counters.count_held(&selection.held);
@@ -310,26 +319,18 @@ impl Scheduler {
             if downgraded == Some(index) {
                 counters.count_downgrade(decision.reason);
             }
-            let mut preempted = std::mem::take(&mut rank.untold);
-            preempted.append(&mut selection.preempted);
-            ranks.push(RankExplanation {
-                dp_rank: rank.dp_rank,
-                is_dummy: target.loads()[index].is_dummy(),
-                decode_rows: demand.decode_rows,
-                prompt_rows: demand.prompt_rows,
-                real_tokens: demand.tokens(),
-                padding,
-                started: std::mem::take(&mut selection.started),
-                held: std::mem::take(&mut selection.held),
-                preempted,
-                drafts_trimmed: selection.drafts_trimmed,
-                cached_tokens: selection.cached_tokens,
-            });
+            if !rank.untold.is_empty() {
+                rank.untold.append(&mut selection.preempted);
+                std::mem::swap(&mut rank.untold, &mut selection.preempted);
+            }
+            selection.explain(explained);
+            explained.dp_rank = rank.dp_rank;
+            explained.is_dummy = target.loads()[index].is_dummy();
+            (explained.decode_rows, explained.prompt_rows) = (demand.decode_rows, demand.prompt_rows);
+            (explained.real_tokens, explained.padding) = (tokens, padding);
         }
-        let real = demands.iter().map(|demand| u64::from(demand.tokens()));
-        self.balance_real_tokens += real.clone().sum::<u64>();
-        self.balance_largest_tokens += real.max().unwrap_or(0) * demands.len() as u64;
-        let state = &mut self.groups[group];
+        self.balance_real_tokens += real_tokens;
+        self.balance_largest_tokens += largest_tokens * demands.len() as u64;
         state.explanation = Some(Explanation {
             group: state.id,
             epoch: state.epoch,
@@ -343,7 +344,7 @@ impl Scheduler {
             downgraded_by: downgraded.map(|index| state.dp_ranks[index]),
             rows_padded: target.rows_padded().get(),
             tokens_padded: target.tokens_padded().get(),
-            ranks,
+            ranks: explained,
         });
     }
 }

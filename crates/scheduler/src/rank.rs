@@ -107,6 +107,11 @@ impl Rank {
         &mut self.seated[seat.index()]
     }
 
+    /// What runs changes: sums over it are counted anew when they are needed.
+    pub(crate) const fn forget_load(&mut self) {
+        self.load = None;
+    }
+
     /// The numbers of all seats, to be changed, and their tables.
     pub(crate) fn parts_mut(&mut self) -> (&mut [Seated], &[Vec<u32>]) {
         self.load = None;
@@ -168,6 +173,13 @@ impl Rank {
         }
         self.running.retain(|other| *other != seat);
         self.turns.retain(|other| *other != seat);
+    }
+
+    /// Takes a running request off its seat for good, and out of the table.
+    pub(crate) fn retire(&mut self, seat: Seat, requests: &mut Requests) {
+        let slot = self.slot(seat);
+        self.unseat(seat, &mut requests[slot]);
+        requests.remove(slot);
     }
 
     /// Puts `turns` in order.

@@ -53,26 +53,26 @@ impl Recent {
         self.count as u32
     }
 
-    /// Adds a token of the request; no request is needed unless there is no more room here.
+    /// Adds a token of the request. False when there is no room left: then they are to be settled first.
     #[inline]
-    pub(crate) fn push<'a>(&mut self, token: u32, request: impl FnOnce() -> &'a mut Request) {
-        if self.count as usize == TOKENS {
-            self.settle(request());
-        }
-        self.tokens[self.count as usize] = token;
-        self.count += 1;
+    pub(crate) fn push(&mut self, token: u32) -> bool {
+        let count = self.count;
+        let Some(place) = self.tokens.get_mut(usize::from(count)) else { return false };
+        *place = token;
+        self.count = count + 1;
+        true
     }
 
-    /// Whether a token ends the request; it is needed only when it has very many of them.
+    /// Whether a token ends the request; nothing when it has so many of them that it is to be asked itself.
     #[inline]
-    pub(crate) fn stops_at<'a>(&self, token: u32, request: impl FnOnce() -> &'a mut Request) -> bool {
-        match self.stop_token_ids.get(..self.stop_count as usize) {
-            Some(stops) => stops.contains(&token),
-            None => request().stop_token_ids.binary_search(&token).is_ok(),
-        }
+    #[expect(clippy::manual_contains, reason = "they are few: this loop is shorter than the search of a long slice")]
+    pub(crate) fn stops_at(&self, token: u32) -> Option<bool> {
+        let stops = self.stop_token_ids.get(..usize::from(self.stop_count))?;
+        Some(stops.iter().any(|stop| *stop == token))
     }
 
     /// Gives the request all its tokens.
+    #[inline(never)]
     pub(crate) fn settle(&mut self, request: &mut Request) {
         request.tokens.extend_from_slice(&self.tokens[..self.count as usize]);
         self.count = 0;

@@ -109,6 +109,12 @@ impl Request {
         self.tokens.len() as u32
     }
 
+    /// Whether a token ends it.
+    #[inline(never)]
+    pub(crate) fn stops_at(&self, token: u32) -> bool {
+        self.stop_token_ids.binary_search(&token).is_ok()
+    }
+
     /// Whether a prompt row from `start` to `end` gives logits at all its positions: it holds a prompt token that is not
     /// reported yet, or comes right before one.
     pub(crate) fn reports(&self, start: u32, end: u32) -> bool {

@@ -10,6 +10,7 @@ use crate::planner::Group;
 use crate::queue::Queue;
 use crate::rank::Rank;
 use crate::request::{Place, Request, Requests};
+use crate::sent::SentRows;
 use crate::shape::ShapeRules;
 use crate::spare::Spare;
 use crate::stats::RankCounters;
@@ -230,18 +231,22 @@ impl Scheduler {
         let Some((state, in_flight)) = state.and_then(|state| Some((state, state.in_flight.back()?))) else {
             return Vec::new();
         };
-        let ranks = state.dp_ranks.iter().zip(&in_flight.rows);
-        let rows = ranks.flat_map(|(dp_rank, rows)| rows.iter().flatten().map(|row| (*dp_rank, row)));
-        let masked = rows.filter(|(_, row)| row.is_masked);
-        masked
-            .map(|(dp_rank, row)| MaskedRow {
-                dp_rank,
-                id: self.requests[row.slot].id,
+        let mut masked = Vec::new();
+        for ((dp_rank, member), sent) in state.dp_ranks.iter().zip(state.members.iter()).zip(&in_flight.rows) {
+            let rank = &self.ranks[*member];
+            if rank.constrained == 0 {
+                continue;
+            }
+            let rows = sent.iter().flat_map(SentRows::iter).filter(|row| row.is_masked);
+            masked.extend(rows.map(|row| MaskedRow {
+                dp_rank: *dp_rank,
+                id: self.requests[rank.slot(row.seat)].id,
                 seat: row.seat,
                 generation: row.generation,
                 drafts: row.drafts,
-            })
-            .collect()
+            }));
+        }
+        masked
     }
 
     /// Who sits on a seat in this life of it.

@@ -84,7 +84,8 @@ impl Seated {
     #[inline]
     pub(crate) fn decodes_within(&self, limits: &WorkerLimits) -> bool {
         // An empty seat holds no block.
-        !self.is_prompt() && !self.ends_in_flight() && self.start_max < self.blocks * limits.block_size
+        let room = u64::from(self.blocks) * u64::from(limits.block_size);
+        !self.is_prompt() && !self.ends_in_flight() && u64::from(self.start_max) < room
     }
 
     /// `n_max`: known tokens if all in flight is accepted.
@@ -100,7 +101,22 @@ impl Seated {
     /// Whether all that it emits is in flight: `r_max` is 0, the tokens left to emit if no draft is accepted. Nor does a
     /// row follow one that may be past the end already.
     pub(crate) const fn ends_in_flight(&self) -> bool {
-        self.end - self.known <= self.giving as u32 || self.known_max() > self.end
+        self.end as u64 <= self.known as u64 + self.giving as u64 || self.known_max() > self.end
+    }
+
+    /// A row of so many tokens, drafts and all, is sent in the group's step `tick` (rule 16).
+    #[inline]
+    pub(crate) const fn launch(&mut self, tokens: u32, tick: u64) {
+        self.in_flight += 1;
+        self.start_max += tokens;
+        self.last_run = tick;
+    }
+
+    /// The row that is sent gives it a token, and is to propose `k_draft` drafts.
+    #[inline]
+    pub(crate) const fn gives(&mut self, k_draft: u32) {
+        self.giving += 1;
+        self.proposing = k_draft;
     }
 
     /// Tokens whose KV it needs at its longest: the last one is never computed.

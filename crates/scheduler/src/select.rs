@@ -4,121 +4,11 @@
 
 use paceline_plan::{Seat, WorkerLimits};
 
-use crate::pace::Prospect;
 use crate::queue::Queue;
 use crate::rank::Rank;
 use crate::request::{Requests, Slot};
-use crate::shape::Demand;
+use crate::selection::{Selected, Selection};
 use crate::{Config, HeldReason, PlacementReason, RequestId, Started};
-
-/// A row in the making.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Selected {
-    pub(crate) seat: Seat,
-    pub(crate) is_decode: bool,
-    /// Tokens of a prompt row's chunk; 1 in a decode row.
-    pub(crate) tokens: u32,
-    /// Real drafts of a decode row.
-    pub(crate) drafts: u32,
-    /// What it took of the token budget.
-    cost: u32,
-}
-
-/// A rank's rows in the making, decode rows in the order in which they may be held.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Selection {
-    pub(crate) rows: Vec<Selected>,
-    /// Whether a row is, or was, a prompt row.
-    pub(crate) has_prompts: bool,
-    pub(crate) budget_left: u32,
-    pub(crate) started: Vec<Started>,
-    pub(crate) held: Vec<(RequestId, HeldReason)>,
-    pub(crate) preempted: Vec<RequestId>,
-    pub(crate) drafts_trimmed: u32,
-    /// Tokens that started requests read from the prefix cache.
-    pub(crate) cached_tokens: u32,
-    /// Requests that have no row yet.
-    waiting: Vec<Seat>,
-    /// By seat, its row's index, and the rows in that order; memory of [`Self::sort_by_seat`].
-    places: Vec<u32>,
-    sorted: Vec<Selected>,
-}
-
-impl Selection {
-    /// Begins a new step in the memory of an old one.
-    fn clear(&mut self, budget: u32) {
-        let Self { rows, waiting, started, held, preempted, .. } = self;
-        rows.clear();
-        waiting.clear();
-        started.clear();
-        held.clear();
-        preempted.clear();
-        (self.budget_left, self.drafts_trimmed, self.cached_tokens, self.has_prompts) = (budget, 0, 0, false);
-    }
-
-    /// What these requests take of the budget.
-    pub(crate) fn cost_of(&self, seats: &[Seat]) -> u32 {
-        self.rows.iter().filter(|row| seats.contains(&row.seat)).map(|row| row.cost).sum()
-    }
-
-    /// What the rows come to on a rank.
-    pub(crate) fn demand(&self, rank: &Rank) -> Demand {
-        let mut demand = Demand { running: rank.running.len() as u32, ..Demand::default() };
-        for row in &self.rows {
-            if row.is_decode {
-                demand.decode_rows += 1;
-                demand.drafts += row.drafts;
-                demand.drafts_max = demand.drafts_max.max(row.drafts);
-            } else {
-                demand.prompt_rows += 1;
-                demand.prompt_tokens += row.tokens;
-                demand.sampled_prompt_rows += u32::from(row.tokens == rank.on(row.seat).prompt_left());
-            }
-        }
-        demand
-    }
-
-    /// What a rank could run: all of its prompts, as far as they have a row.
-    pub(crate) fn prospect(&self, rank: &Rank) -> Prospect {
-        if !self.has_prompts {
-            return Prospect { decode_rows: self.rows.len() as u32, prompt_tokens: 0 };
-        }
-        let mut prospect = Prospect::default();
-        for row in &self.rows {
-            if row.is_decode {
-                prospect.decode_rows += 1;
-            } else {
-                let left = rank.on(row.seat).prompt_left();
-                prospect.prompt_tokens = prospect.prompt_tokens.saturating_add(left);
-            }
-        }
-        prospect
-    }
-
-    /// Puts the rows in the order in which they are sent: decode rows first, each kind by seat, so that steady rows keep
-    /// their places in the worker's buffers.
-    pub(crate) fn sort_by_seat(&mut self, seats: usize) {
-        let Self { rows, places, sorted, .. } = self;
-        if rows.is_sorted_by_key(|row| (u64::from(!row.is_decode) << 32) | u64::from(row.seat.get())) {
-            return;
-        }
-        places.clear();
-        places.resize(seats, NO_ROW);
-        for (index, row) in rows.iter().enumerate() {
-            places[row.seat.index()] = index as u32;
-        }
-        sorted.clear();
-        for is_decode in [true, false] {
-            let by_seat = places.iter().filter(|place| **place != NO_ROW).map(|place| rows[*place as usize]);
-            sorted.extend(by_seat.filter(|row| row.is_decode == is_decode));
-        }
-        std::mem::swap(rows, sorted);
-    }
-}
-
-/// No row of a seat.
-const NO_ROW: u32 = u32::MAX;
-
 /// What selection works on: one rank, and the tables that preemption touches.
 pub(crate) struct Selector<'a> {
     pub(crate) rank: &'a mut Rank,
@@ -139,18 +29,10 @@ impl Selector<'_> {
             return;
         }
         self.rank.take_turns();
-        let mut waiting = std::mem::take(&mut selection.waiting);
-        waiting.extend_from_slice(&self.rank.turns);
-        loop {
-            let preempted = selection.preempted.len();
-            waiting.retain(|seat| !self.select_one(*seat, selection));
-            // A preemption gives back budget, perhaps enough for a row that was passed over.
-            if selection.preempted.len() == preempted {
-                break;
-            }
+        let plain = self.select_plain(&self.rank.turns, selection);
+        if plain < self.rank.turns.len() {
+            self.select_others(plain, selection);
         }
-        selection.held.extend(waiting.iter().map(|seat| (self.id(*seat), HeldReason::Budget)));
-        selection.waiting = waiting;
         if self.k > 0 {
             self.add_drafts(selection);
         }
@@ -159,20 +41,55 @@ impl Selector<'_> {
         }
     }
 
+    /// Rows for those whose turn comes after that of the first `plain`, as far as they get any.
+    #[inline(never)]
+    fn select_others(&mut self, plain: usize, selection: &mut Selection) {
+        // Whoever is preempted meanwhile loses its turn below.
+        let mut turns = std::mem::take(&mut self.rank.turns);
+        let mut waiting = std::mem::take(&mut selection.waiting);
+        let mut left = &turns[plain..];
+        while let Some((seat, after)) = left.split_first() {
+            if !self.select_one(*seat, selection) {
+                waiting.push(*seat);
+            }
+            left = &after[self.select_plain(after, selection)..];
+        }
+        // A preemption gives back budget, perhaps enough for a row that was passed over.
+        let mut preempted = 0;
+        while selection.preempted.len() > preempted {
+            preempted = selection.preempted.len();
+            waiting.retain(|seat| !self.select_one(*seat, selection));
+        }
+        if preempted > 0 {
+            turns.retain(|seat| self.rank.on(*seat).is_taken());
+        }
+        self.rank.turns = turns;
+        selection.held.extend(waiting.iter().map(|seat| (self.id(*seat), HeldReason::Budget)));
+        selection.waiting = waiting;
+    }
+
     fn id(&self, seat: Seat) -> RequestId {
         self.requests[self.rank.slot(seat)].id
+    }
+
+    /// What most rows are: the next token of a request whose blocks hold it. Takes as many of them as come first and the
+    /// budget is enough for; how many.
+    #[inline]
+    fn select_plain(&self, turns: &[Seat], selection: &mut Selection) -> usize {
+        let Self { limits, rank, .. } = self;
+        let cost = self.k + 1;
+        let most = turns.len().min((selection.budget_left / cost) as usize);
+        let others = turns[..most].iter().position(|seat| !rank.on(*seat).decodes_within(limits));
+        let plain = &turns[..others.unwrap_or(most)];
+        selection.budget_left -= plain.len() as u32 * cost;
+        let row = |seat: &Seat| Selected { seat: *seat, is_decode: true, tokens: 1, drafts: 0, cost };
+        selection.rows.extend(plain.iter().map(row));
+        plain.len()
     }
 
     /// Gives a request a row, or holds it for want of blocks. False when the budget left is too small for it.
     fn select_one(&mut self, seat: Seat, selection: &mut Selection) -> bool {
         let seated = self.rank.on(seat);
-        // What most rows are: the next token of a request whose blocks hold it.
-        let cost = self.k + 1;
-        if seated.decodes_within(self.limits) && cost <= selection.budget_left {
-            selection.budget_left -= cost;
-            selection.rows.push(Selected { seat, is_decode: true, tokens: 1, drafts: 0, cost });
-            return true;
-        }
         // Preempted for a request before it; or, by rule 16, all that it emits is in flight.
         if !seated.is_taken() || seated.ends_in_flight() {
             return true;
@@ -255,7 +172,8 @@ impl Selector<'_> {
 
     /// Rule 9, with the blocks that nobody else needs.
     fn add_drafts(&mut self, selection: &mut Selection) {
-        let promised = self.rank.blocks_promised(self.limits);
+        selection.has_drafts = true;
+        let mut promised = None;
         let longest = self.limits.max_model_len;
         for row in selection.rows.iter_mut().filter(|row| row.is_decode) {
             let seated = self.rank.on(row.seat);
@@ -266,6 +184,8 @@ impl Selector<'_> {
                 row.drafts = wanted;
                 continue;
             }
+            // What prompts lack does not change with the rows that decode.
+            let promised = *promised.get_or_insert_with(|| self.rank.blocks_promised(self.limits));
             let spare = self.rank.blocks.free().saturating_sub(promised);
             row.drafts = wanted.min(self.fitting(row.seat, spare) - 1);
             selection.drafts_trimmed += wanted - row.drafts;
@@ -363,19 +283,5 @@ impl Selector<'_> {
         self.rank.recent[seat.index()].cached_tokens = request.cached_tokens.unwrap_or(0);
         self.rank.share_blocks(seat, &request.chain.keys()[..blocks as usize], tokens);
         tokens
-    }
-}
-
-/// Shortens the rank's prompt chunks until together they are no longer than `level`, the latest first. Each keeps
-/// `least` tokens, so that all go on.
-pub(crate) fn trim_prompts(selection: &mut Selection, level: u32, least: u32) {
-    let total: u32 = selection.rows.iter().filter(|row| !row.is_decode).map(|row| row.tokens).sum();
-    let mut over = total.saturating_sub(level);
-    for row in selection.rows.iter_mut().rev().filter(|row| !row.is_decode) {
-        let cut = row.tokens.saturating_sub(least).min(over);
-        row.tokens -= cut;
-        row.cost -= cut;
-        selection.budget_left += cut;
-        over -= cut;
     }
 }

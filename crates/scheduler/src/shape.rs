@@ -16,6 +16,9 @@ pub struct ShapeRules {
     k_by_rows: Vec<KByRows>,
     /// Going up; the last is `k`.
     k_verify_values: Vec<u32>,
+    /// The ladders in rows and in tokens by Q.
+    row_ladders: Vec<Vec<u32>>,
+    token_ladders: Vec<Vec<u32>>,
     drafter: Drafter,
     drafter_layers: u32,
 }
@@ -81,14 +84,30 @@ impl Decision {
 impl ShapeRules {
     /// The shape rules of a configuration.
     pub fn new(config: &Config) -> Self {
+        let shapes = &config.shapes;
+        let by_query_len = |ladder: fn(&ShapeConfig, u32) -> &[u32]| {
+            (0..=config.k + 1).map(|query_len| ladder(shapes, query_len).to_vec()).collect()
+        };
         Self {
-            shapes: config.shapes.clone(),
+            row_ladders: by_query_len(ShapeConfig::rows),
+            token_ladders: by_query_len(ShapeConfig::tokens),
+            shapes: shapes.clone(),
             k: config.k,
             k_by_rows: config.k_by_rows.clone(),
             k_verify_values: config.k_verify_sorted(),
             drafter: config.drafter,
             drafter_layers: config.drafter_layers,
         }
+    }
+
+    /// Rows of FULL passes of a verify width; none when it has no ladder.
+    fn rows(&self, query_len: u32) -> &[u32] {
+        self.row_ladders.get(query_len as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Tokens of its PIECEWISE passes.
+    fn tokens(&self, query_len: u32) -> &[u32] {
+        self.token_ladders.get(query_len as usize).map_or(&[], Vec::as_slice)
     }
 
     /// Largest verify width: what a decode row costs of the token budget.
@@ -114,14 +133,13 @@ impl ShapeRules {
     }
 
     /// The least allowed `k_verify` that covers the step's drafts.
-    fn k_verify(&self, demands: &[Demand]) -> u32 {
-        let drafts_max = demands.iter().map(|demand| demand.drafts_max).max().unwrap_or(0);
+    fn k_verify(&self, drafts_max: u32) -> u32 {
         *self.k_verify_values.iter().find(|value| **value >= drafts_max).expect("no row has more than k drafts")
     }
 
     /// Mode and size of the target pass, why, and the most decode rows of a rank.
     fn target(&self, query_len: u32, demands: &[Demand]) -> (Shape, ShapeReason, u32) {
-        let ladder = self.shapes.rows(query_len);
+        let ladder = self.rows(query_len);
         let (largest, rows_max) = largest_by(demands, |demand| demand.decode_rows);
         let reason = if !self.shapes.full {
             ShapeReason::EagerOnly
@@ -147,14 +165,14 @@ impl ShapeRules {
     }
 
     fn not_full(&self, query_len: u32, tokens_max: u32) -> Shape {
-        let entry = if self.shapes.full { covering(self.shapes.tokens(query_len), tokens_max) } else { None };
+        let entry = if self.shapes.full { covering(self.tokens(query_len), tokens_max) } else { None };
         entry.map_or(Shape::Eager, |tokens| Shape::Piecewise { tokens_padded: TokensPadded::new(tokens) })
     }
 
     /// Mode and size of a single pass, whose rows are one token each.
     fn single(&self, loads: &[RankLoad]) -> Shape {
         let rows_max = loads.iter().map(|load| load.rows_run()).max().unwrap_or(0);
-        let entry = if self.shapes.full { covering(self.shapes.rows(1), rows_max) } else { None };
+        let entry = if self.shapes.full { covering(self.rows(1), rows_max) } else { None };
         entry.map_or_else(|| self.not_full(1, rows_max), |entry| full(1, entry))
     }
 }
@@ -169,10 +187,17 @@ pub fn decide(rules: &ShapeRules, demands: &[Demand]) -> Option<Decision> {
 
 /// The same in the memory of earlier decisions.
 pub(crate) fn decide_in(rules: &ShapeRules, demands: &[Demand], spare: &mut Spare) -> Option<Decision> {
-    if demands.iter().all(|demand| demand.rows() == 0) {
+    let (mut rows, mut sampled, mut drafts_max, mut running) = (0, 0, 0, 0);
+    for demand in demands {
+        rows |= demand.rows();
+        sampled |= demand.decode_rows | demand.sampled_prompt_rows;
+        drafts_max = drafts_max.max(demand.drafts_max);
+        running = running.max(demand.running);
+    }
+    if rows == 0 {
         return None;
     }
-    let k_verify = rules.k_verify(demands);
+    let k_verify = rules.k_verify(drafts_max);
     let query_len = QueryLen::verifying(k_verify);
     let (shape, reason, rows_most) = rules.target(query_len.get(), demands);
     let is_full = matches!(shape, Shape::Full { .. });
@@ -184,36 +209,36 @@ pub(crate) fn decide_in(rules: &ShapeRules, demands: &[Demand], spare: &mut Spar
         let tokens = if is_full { rows.uniform_tokens(query_len) } else { Tokens::new(demand.tokens()) };
         if rows == Rows::ZERO { RankLoad::Dummy { query_len } } else { RankLoad::Real { rows, tokens } }
     }));
-    let mut sampled = spare::empty(&mut spare.counts);
-    sampled.extend(demands.iter().zip(&decode_rows_run).map(|(demand, rows)| rows + demand.sampled_prompt_rows));
-    let running = demands.iter().map(|demand| demand.running).max().unwrap_or(0);
-    let k_draft = if sampled.iter().any(|rows| *rows > 0) { rules.k_draft(running) } else { 0 };
-    let passes = passes(rules, shape, loads, &sampled, k_draft, spare);
-    spare::keep(&mut spare.counts, sampled);
+    let k_draft = if sampled > 0 { rules.k_draft(running) } else { 0 };
+    let mut passes = spare::empty(&mut spare.passes);
+    if rules.drafter == Drafter::Model {
+        let sampled = demands.iter().zip(&decode_rows_run).map(|(demand, rows)| rows + demand.sampled_prompt_rows);
+        add_passes(rules, shape, loads, sampled, k_draft, (&mut passes, spare));
+    } else {
+        passes.push(pass(PassKind::Target, shape, loads));
+    }
     Some(Decision { k_verify, k_draft, passes, decode_rows_run, reason })
 }
 
-/// The target; with a draft model the extend pass over the same rows, then one single pass for each further draft.
-fn passes(
+#[inline]
+fn pass(kind: PassKind, shape: Shape, loads: Vec<RankLoad>) -> Pass {
+    Pass::new(kind, shape, loads).unwrap_or_else(|error| panic!("a pass of the scheduler's own: {error}"))
+}
+
+/// With a draft model: the target, the extend pass over the same rows, then one single pass for each further draft over
+/// the rows of each rank that are `sampled`.
+fn add_passes(
     rules: &ShapeRules,
     shape: Shape,
     loads: Vec<RankLoad>,
-    sampled: &[u32],
+    sampled: impl Iterator<Item = u32>,
     k_draft: u32,
-    spare: &mut Spare,
-) -> Vec<Pass> {
-    let pass = |kind, shape, loads| {
-        Pass::new(kind, shape, loads).unwrap_or_else(|error| panic!("a pass of the scheduler's own: {error}"))
-    };
-    let mut passes = spare::empty(&mut spare.passes);
-    if rules.drafter != Drafter::Model {
-        passes.push(pass(PassKind::Target, shape, loads));
-        return passes;
-    }
+    (passes, spare): (&mut Vec<Pass>, &mut Spare),
+) {
     passes.push(pass(PassKind::Target, shape, spare.copy_of(&loads)));
     passes.push(pass(PassKind::Extend, shape, loads));
     let mut single_loads = spare::empty(&mut spare.loads);
-    single_loads.extend(sampled.iter().map(|rows| match *rows {
+    single_loads.extend(sampled.map(|rows| match rows {
         0 => RankLoad::Dummy { query_len: QueryLen::ONE },
         rows => RankLoad::Real { rows: Rows::new(rows), tokens: Tokens::new(rows) },
     }));
@@ -222,7 +247,6 @@ fn passes(
         passes.push(pass(PassKind::Single { index }, shape, spare.copy_of(&single_loads)));
     }
     spare::keep(&mut spare.loads, single_loads);
-    passes
 }
 
 /// What a rank's kernels were given in the target pass beyond `real_tokens`, by cause.
@@ -230,36 +254,78 @@ fn passes(
 /// # Panics
 /// When the causes do not add up: a fault of this module.
 pub fn padding(rules: &ShapeRules, decision: &Decision, index: usize, real_tokens: u32) -> PaddingCounters {
-    let pass = &decision.passes[0];
-    let load = pass.loads()[index];
-    let padded = pass.tokens_padded().get();
-    let run = load.tokens_run();
-    let query_len = decision.query_len().get();
-    let mut causes = PaddingCounters::default();
-    match load {
-        RankLoad::Dummy { .. } => causes.idle_dummy = run.into(),
-        RankLoad::Real { .. } => causes.placeholders = u64::from(run - real_tokens),
+    Padder::new(rules, decision).of(index, real_tokens)
+}
+
+/// What ranks' kernels were given in the target pass beyond real tokens, by cause.
+pub(crate) struct Padder<'a> {
+    pass: &'a Pass,
+    query_len: QueryLen,
+    is_full: bool,
+    /// Sizes that the pass was padded to one of: rows in FULL, tokens in PIECEWISE.
+    ladder: &'a [u32],
+    tokens_padded: u32,
+    /// What the last rank ran, and the entry that covers it: ranks are often alike.
+    covered: Option<(u32, u32)>,
+}
+
+impl<'a> Padder<'a> {
+    pub(crate) fn new(rules: &'a ShapeRules, decision: &'a Decision) -> Self {
+        let (pass, query_len) = (&decision.passes[0], decision.query_len());
+        let ladder = match pass.shape() {
+            Shape::Full { .. } => rules.rows(query_len.get()),
+            Shape::Piecewise { .. } => rules.tokens(query_len.get()),
+            Shape::Eager => &[],
+        };
+        let tokens_padded = pass.tokens_padded().get();
+        Self { pass, query_len, is_full: decision.is_full(), ladder, tokens_padded, covered: None }
     }
-    // What the rank would have been padded to alone; the rest is for the sake of the largest rank.
-    let alone = match pass.shape() {
-        Shape::Full { .. } => {
-            let rows = covering(rules.shapes.rows(query_len), load.rows_run());
-            let alone = rows.map_or(padded, |rows| RowsPadded::new(rows).uniform_tokens(decision.query_len()).get());
-            causes.row_ladder = u64::from(alone - run);
-            alone
+
+    /// That of the rank at `index` of the group.
+    ///
+    /// # Panics
+    /// When the causes do not add up: a fault of this module.
+    #[inline]
+    pub(crate) fn of(&mut self, index: usize, real_tokens: u32) -> PaddingCounters {
+        let load = self.pass.loads()[index];
+        let (padded, run) = (self.tokens_padded, load.tokens_run());
+        let mut causes = PaddingCounters::default();
+        match load {
+            RankLoad::Dummy { .. } => causes.idle_dummy = run.into(),
+            RankLoad::Real { .. } => causes.placeholders = u64::from(run - real_tokens),
         }
-        Shape::Piecewise { .. } => {
-            let alone = covering(rules.shapes.tokens(query_len), run).unwrap_or(padded);
-            causes.token_ladder = u64::from(alone - run);
-            alone
+        // What the rank would have been padded to alone; the rest is for the sake of the largest rank.
+        let alone = match self.pass.shape() {
+            Shape::Full { .. } => {
+                let rows = self.covering(load.rows_run());
+                let alone = rows.map_or(padded, |rows| RowsPadded::new(rows).uniform_tokens(self.query_len).get());
+                causes.row_ladder = u64::from(alone - run);
+                alone
+            }
+            Shape::Piecewise { .. } => {
+                let alone = self.covering(run).unwrap_or(padded);
+                causes.token_ladder = u64::from(alone - run);
+                alone
+            }
+            Shape::Eager => run,
+        };
+        causes.group_alignment = u64::from(padded - alone);
+        let attention = if self.is_full { padded } else { run };
+        causes.attention = u64::from(attention - real_tokens);
+        assert_eq!(u64::from(real_tokens) + causes.total(), u64::from(padded), "padding by cause adds up");
+        causes
+    }
+
+    fn covering(&mut self, count: u32) -> Option<u32> {
+        if let Some((of, entry)) = self.covered
+            && of == count
+        {
+            return Some(entry);
         }
-        Shape::Eager => run,
-    };
-    causes.group_alignment = u64::from(padded - alone);
-    let attention = if decision.is_full() { padded } else { run };
-    causes.attention = u64::from(attention - real_tokens);
-    assert_eq!(u64::from(real_tokens) + causes.total(), u64::from(padded), "padding by cause adds up");
-    causes
+        let entry = covering(self.ladder, count)?;
+        self.covered = Some((count, entry));
+        Some(entry)
+    }
 }
 
 fn full(query_len: u32, rows: u32) -> Shape {

@@ -1,10 +1,10 @@
 //! Memory of earlier steps, used again: a steady step asks for none.
 
-use paceline_plan::{DpRank, Pass, RankDraft, RankLoad, RankPart, StepPlan};
+use paceline_plan::{DpRank, Pass, RankLoad, RankPart, StepPlan};
 
-use crate::emit::SentRow;
 use crate::pace::Prospect;
-use crate::select::Selection;
+use crate::selection::Selection;
+use crate::sent::SentRows;
 use crate::shape::Demand;
 
 /// Empty vectors that kept their memory.
@@ -14,12 +14,12 @@ pub(crate) struct Spare {
     pub(crate) loads: Vec<Vec<RankLoad>>,
     pub(crate) counts: Vec<Vec<u32>>,
     pub(crate) dp_ranks: Vec<Vec<DpRank>>,
-    pub(crate) drafts: Vec<RankDraft>,
+    /// Parts of old plans, to be made anew in place.
     pub(crate) parts: Vec<Vec<RankPart>>,
-    pub(crate) sent: Vec<Vec<SentRow>>,
-    pub(crate) flights: Vec<Vec<Option<Vec<SentRow>>>>,
-    /// What one plan is made in.
-    pub(crate) desk: Desk,
+    pub(crate) sent: Vec<SentRows>,
+    pub(crate) flights: Vec<Vec<Option<SentRows>>>,
+    /// What one plan is made in; nothing while one is made.
+    pub(crate) desk: Option<Box<Desk>>,
 }
 
 /// What a plan is made in, by index in the group. Whatever was left of an earlier plan is overwritten.
@@ -50,15 +50,26 @@ impl Spare {
         copy
     }
 
+    /// Parts for so many ranks, to be made anew.
+    pub(crate) fn parts_of(&mut self, ranks: usize) -> Vec<RankPart> {
+        match self.parts.pop_if(|parts| parts.len() == ranks) {
+            Some(parts) => parts,
+            None => self.other_parts_of(ranks),
+        }
+    }
+
+    #[cold]
+    fn other_parts_of(&mut self, ranks: usize) -> Vec<RankPart> {
+        let fitting = self.parts.iter().position(|parts| parts.len() == ranks);
+        let mut parts = fitting.map_or_else(Vec::new, |index| self.parts.swap_remove(index));
+        parts.resize_with(ranks, RankPart::default);
+        parts
+    }
+
     /// Takes a plan apart.
     pub(crate) fn keep_plan(&mut self, plan: StepPlan) {
-        let (group, mut parts) = plan.into_parts();
+        let (group, parts) = plan.into_parts();
         let mut group = group.into_draft();
-        for part in parts.drain(..) {
-            let mut draft = part.into_draft();
-            draft.clear();
-            self.drafts.push(draft);
-        }
         self.parts.push(parts);
         for pass in group.passes.drain(..) {
             keep(&mut self.loads, pass.into_loads());

@@ -41,6 +41,7 @@ impl PaddingCounters {
         ]
     }
 
+    #[inline]
     pub(crate) fn add(&mut self, other: &Self) {
         self.idle_dummy += other.idle_dummy;
         self.row_ladder += other.row_ladder;
@@ -77,10 +78,15 @@ pub struct DraftCounters {
 
 impl DraftCounters {
     /// Counts a row that had `verified` drafts to verify.
+    #[inline]
     pub(crate) fn count(&mut self, verified: u32, accepted: u32) {
-        if verified == 0 {
-            return;
+        if verified > 0 {
+            self.count_drafts(verified, accepted);
         }
+    }
+
+    #[inline(never)]
+    fn count_drafts(&mut self, verified: u32, accepted: u32) {
         self.drafts += 1;
         self.draft_tokens += u64::from(verified);
         self.accepted_tokens += u64::from(accepted);

@@ -44,8 +44,23 @@ pub struct RankWire {
 /// Fields of [`RankWire`].
 const FIELDS: usize = 22;
 
+/// Bytes of a part that changes nothing but rows: no releases, admissions, feeds and block appends; no copies and zeroings.
+const NO_DELTAS: [u8; 10] = [0x90, 0x90, 0x90, 0x90, 0xc4, 0, 0xc4, 0, 0xc4, 0];
+
+/// Bytes of masks, history, imports, exports and stage: none of them is used yet.
+const UNUSED: [u8; 6] = [0xc4, 0, 0x90, 0x90, 0x90, 0];
+
 impl RankPart {
     fn append_deltas(&self, bytes: &mut Vec<u8>) {
+        if self.draft.has_deltas() {
+            self.append_each_delta(bytes);
+        } else {
+            bytes.extend_from_slice(&NO_DELTAS);
+        }
+    }
+
+    #[inline(never)]
+    fn append_each_delta(&self, bytes: &mut Vec<u8>) {
         let draft = &self.draft;
         pack::list(bytes, draft.releases.len());
         for release in &draft.releases {
@@ -86,31 +101,44 @@ impl RankPart {
     fn append_rows(&self, bytes: &mut Vec<u8>) {
         let rows = &self.draft.rows;
         pack::number(bytes, self.draft.decode_rows);
-        pack::column(bytes, rows, |row| row.seat.get());
-        pack::column(bytes, rows, |row| row.generation.get());
-        pack::column(bytes, rows, |row| row.start_max);
-        pack::column(bytes, rows, |row| row.query_len.get());
-        pack::column(bytes, rows, |row| row.drafts);
-        pack::column(bytes, rows, |row| row.blocks);
-        pack::column(bytes, rows, |row| row.logits.code());
-        pack::column(bytes, rows, |row| row.mask.code());
+        let first = |row: &Row| [row.seat.get(), row.generation.get(), row.start_max, row.query_len.get()];
+        let second = |row: &Row| [row.drafts, row.blocks, row.logits.code(), row.mask.code()];
+        if let [row] = &rows[..] {
+            pack::words_alone(bytes, first(row));
+            pack::words_alone(bytes, second(row));
+        } else {
+            pack::columns(bytes, rows, first);
+            pack::columns(bytes, rows, second);
+        }
     }
 }
 
 impl RankWire {
-    fn row(&self, index: usize) -> Result<Row, Error> {
-        let logits = self.row_logits[index];
-        let mask = self.row_masks[index];
-        Ok(Row {
-            seat: Seat::new(self.row_seats[index]),
-            generation: SeatGeneration::new(self.row_generations[index]),
-            start_max: self.row_starts[index],
-            query_len: QueryLen::new(self.row_query_lens[index])?,
-            drafts: self.row_drafts[index],
-            blocks: self.row_blocks[index],
-            logits: *LogitsWanted::CODES.get(logits as usize).ok_or_else(|| Error::rule(20, "logits", 3, logits))?,
-            mask: *Mask::CODES.get(mask as usize).ok_or_else(|| Error::rule(19, "mask", 2, mask))?,
-        })
+    /// The rows, from columns that are all as long as the first.
+    fn rows(&self) -> Result<Vec<Row>, Error> {
+        let count = self.row_seats.len();
+        let (seats, generations, starts) =
+            (&self.row_seats[..count], &self.row_generations[..count], &self.row_starts[..count]);
+        let (query_lens, drafts, blocks) =
+            (&self.row_query_lens[..count], &self.row_drafts[..count], &self.row_blocks[..count]);
+        let (logits, masks) = (&self.row_logits[..count], &self.row_masks[..count]);
+        let mut rows = Vec::with_capacity(count);
+        for index in 0..count {
+            let (logits, mask) = (logits[index], masks[index]);
+            rows.push(Row {
+                seat: Seat::new(seats[index]),
+                generation: SeatGeneration::new(generations[index]),
+                start_max: starts[index],
+                query_len: QueryLen::new(query_lens[index])?,
+                drafts: drafts[index],
+                blocks: blocks[index],
+                logits: *LogitsWanted::CODES
+                    .get(logits as usize)
+                    .ok_or_else(|| Error::rule(20, "logits", 3, logits))?,
+                mask: *Mask::CODES.get(mask as usize).ok_or_else(|| Error::rule(19, "mask", 2, mask))?,
+            });
+        }
+        Ok(rows)
     }
 }
 
@@ -141,10 +169,7 @@ impl TryFrom<RankWire> for RankPart {
         ] {
             check_equal(13, field, 0, got as i64)?;
         }
-        let mut rows = Vec::with_capacity(count);
-        for index in 0..count {
-            rows.push(wire.row(index)?);
-        }
+        let rows = wire.rows()?;
         let copies = wire.copy_sources.iter().zip(wire.copy_destinations.iter());
         Self::new(RankDraft {
             dp_rank: wire.dp_rank,
@@ -168,13 +193,57 @@ impl Coded for RankPart {
         pack::number(bytes, self.draft.dp_rank.get());
         self.append_deltas(bytes);
         self.append_rows(bytes);
-        // Masks, history, imports, exports, stage: none of them is used yet.
-        pack::blob(bytes, &[]);
-        (0..3).for_each(|_| pack::list(bytes, 0));
-        pack::number(bytes, 0u32);
+        bytes.extend_from_slice(&UNUSED);
     }
 
     fn from_wire(wire: RankWire) -> Result<Self, Error> {
         Self::try_from(wire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_at_once_is_what_each_field_is() {
+        let part = RankPart::default();
+        let (mut at_once, mut each) = (Vec::new(), Vec::new());
+        part.append_deltas(&mut at_once);
+        part.append_each_delta(&mut each);
+        assert_eq!(at_once, each);
+        let mut unused = Vec::new();
+        pack::blob(&mut unused, &[]);
+        (0..3).for_each(|_| pack::list(&mut unused, 0));
+        pack::number(&mut unused, 0u32);
+        assert_eq!(UNUSED[..], unused);
+    }
+
+    #[test]
+    fn every_delta_is_one() {
+        let one = |change: fn(&mut RankDraft)| {
+            let mut draft = RankDraft::default();
+            change(&mut draft);
+            draft
+        };
+        let (seat, generation) = (Seat::new(1), SeatGeneration::new(2));
+        let changes: [fn(&mut RankDraft); 5] = [
+            |draft| draft.feeds.push(Feed { seat: Seat::new(1), start: 0, tokens: Words::one(3) }),
+            |draft| {
+                let (seat, kv_group) = (Seat::new(1), crate::KvGroup::new(0));
+                draft.block_appends.push(BlockAppend { seat, kv_group, blocks: Words::one(3) });
+            },
+            |draft| draft.block_copies.push((BlockId::new(1), BlockId::new(2))),
+            |draft| draft.block_zeroings.push(BlockId::new(1)),
+            |draft| {
+                let (seat, generation, sampling) = (Seat::new(1), SeatGeneration::new(2), Vec::new());
+                let (prompt_len, computed, adapter, history) = (1, 0, 0, false);
+                draft.admissions.push(Admission { seat, generation, prompt_len, computed, adapter, sampling, history });
+            },
+        ];
+        assert!(changes.into_iter().all(|change| one(change).has_deltas()));
+        let releases = vec![Release { seat, generation }];
+        assert!(RankDraft { releases, ..RankDraft::default() }.has_deltas());
+        assert!(!RankDraft { decode_rows: 3, ..RankDraft::default() }.has_deltas());
     }
 }
