@@ -252,7 +252,7 @@ fn write(path: &PathBuf, text: &str) -> Result<(), Failure> {
 /// A table of the policies, and the first one over time.
 fn told(reports: &[(String, Report)]) -> String {
     type Value = fn(&Report) -> String;
-    let lines: [(&str, Value); 15] = [
+    let lines: [(&str, Value); 16] = [
         ("requests/s", |report| format!("{:.2}", report.throughput.requests_per_s)),
         ("prompt tokens/s", |report| format!("{:.0}", report.throughput.prompt_tokens_per_s)),
         ("output tokens/s", |report| format!("{:.0}", report.throughput.output_tokens_per_s)),
@@ -260,6 +260,7 @@ fn told(reports: &[(String, Report)]) -> String {
         ("first token p99, ms", |report| format!("{:.0}", report.ttft_ms.p99)),
         ("token gap p50, ms", |report| format!("{:.1}", report.token_gap_ms.p50)),
         ("token gap p99, ms", |report| format!("{:.1}", report.token_gap_ms.p99)),
+        ("p50 till last arrival", |report| format!("{:.1}", report.arriving_token_gap_ms.p50)),
         ("steps", |report| report.steps.count.to_string()),
         ("steps with prompts", |report| report.steps.mixed.to_string()),
         ("balance ratio", |report| format!("{:.3}", report.balance.ratio)),

@@ -33,19 +33,30 @@ fn main() {
     }
     let trace = Trace::from_json_lines(include_str!("../traces/reference.jsonl")).expect("a trace");
     println!(
-        "{:<26} {:>7} {:>8} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7}",
-        "policy", "balance", "requests", "ttft p50", "ttft p99", "gap p50", "gap p99", "tokens/s", "steps", "mixed"
+        "{:<26} {:>7} {:>8} {:>9} {:>9} {:>9} {:>9} {:>12} {:>8} {:>7} {:>7}",
+        "policy",
+        "balance",
+        "requests",
+        "ttft p50",
+        "ttft p99",
+        "gap p50",
+        "gap p99",
+        "arriving p50",
+        "tokens/s",
+        "steps",
+        "mixed"
     );
     for (name, options) in policies() {
         let report = simulate(&trace, &options, |_| {}).expect("runs to its end");
         println!(
-            "{name:<26} {:>7.3} {:>8.2} {:>9.0} {:>9.0} {:>9.1} {:>9.1} {:>8.0} {:>7} {:>7}",
+            "{name:<26} {:>7.3} {:>8.2} {:>9.0} {:>9.0} {:>9.1} {:>9.1} {:>12.1} {:>8.0} {:>7} {:>7}",
             report.balance.ratio,
             report.throughput.requests_per_s,
             report.ttft_ms.p50,
             report.ttft_ms.p99,
             report.token_gap_ms.p50,
             report.token_gap_ms.p99,
+            report.arriving_token_gap_ms.p50,
             report.throughput.output_tokens_per_s,
             report.steps.count,
             report.steps.mixed,

@@ -110,6 +110,8 @@ pub struct Report {
     pub ttft_ms: Percentiles,
     /// Between one token of a request and its next. Tokens of one step come together.
     pub token_gap_ms: Percentiles,
+    /// The same until the last arrival. What comes after it are rows without a prompt among them, as no server in use sees.
+    pub arriving_token_gap_ms: Percentiles,
     /// From arrival to the last token.
     pub request_ms: Percentiles,
     /// Steps.
@@ -145,6 +147,7 @@ impl Report {
         let per_s = |count: u64| if duration_s > 0.0 { count as f64 / duration_s } else { 0.0 };
         let prompt_tokens: u64 = stats.ranks.iter().map(|rank| rank.counters.prompt_tokens).sum();
         let output_tokens: u64 = ended.iter().map(|times| u64::from(times.tokens)).sum();
+        let last_arrival_us = times.iter().map(|times| times.arrival_us).max().unwrap_or(0);
         let first = |times: &&Times| times.first_us.map(|first_us| first_us - times.arrival_us);
         let sum = |count: fn(&paceline_scheduler::RankCounters) -> u64| -> u64 {
             stats.ranks.iter().map(|rank| count(&rank.counters)).sum()
@@ -161,6 +164,9 @@ impl Report {
             ttft_ms: Percentiles::of_us(ended.iter().filter_map(first).collect()),
             token_gap_ms: Percentiles::of_us(
                 ended.iter().flat_map(|times| times.gaps_us.iter().map(|gap| u64::from(*gap))).collect(),
+            ),
+            arriving_token_gap_ms: Percentiles::of_us(
+                ended.iter().flat_map(|times| times.gaps_until(last_arrival_us)).collect(),
             ),
             request_ms: Percentiles::of_us(ended.iter().map(|times| times.last_us - times.arrival_us).collect()),
             steps: tally.steps,

@@ -28,6 +28,15 @@ impl Times {
         self.last_us = clock_us;
         self.tokens += tokens as u32;
     }
+
+    /// The gaps before tokens that came until `until_us`.
+    pub(crate) fn gaps_until(&self, until_us: u64) -> impl Iterator<Item = u64> {
+        let mut clock_us = self.first_us.unwrap_or(u64::MAX);
+        self.gaps_us.iter().map(|gap| u64::from(*gap)).take_while(move |gap| {
+            clock_us = clock_us.saturating_add(*gap);
+            clock_us <= until_us
+        })
+    }
 }
 
 /// The request number `index` of a trace. Prompts are equal exactly where they share a prefix.

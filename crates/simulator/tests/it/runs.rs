@@ -27,6 +27,14 @@ fn one_request_takes_what_the_costs_say() {
 }
 
 #[test]
+fn gaps_count_as_under_load_until_the_last_arrival() {
+    // The first request's tokens come after 26 ms and every 20.02 ms then: one gap has ended when the second arrives.
+    let report = run(&Trace { requests: vec![one(0, 100, 5), one(50_000, 100, 3)] }, &small());
+    assert_eq!((report.token_gap_ms.count, report.arriving_token_gap_ms.count), (6, 1));
+    assert!((report.arriving_token_gap_ms.p50 - 20.02).abs() < 1e-9, "{:?}", report.arriving_token_gap_ms);
+}
+
+#[test]
 fn the_same_trace_gives_the_same_report() {
     let options = TraceOptions { requests: 60, dp_size: 2, max_num_seqs: 8, ..TraceOptions::default() };
     let trace = options.generate().expect("good numbers");
