@@ -53,7 +53,7 @@ impl World {
 type RowSpec = (i32, i32);
 
 fn narrow(number: usize) -> i32 {
-    i32::try_from(number).unwrap()
+    i32::try_from(number).expect("counts are small")
 }
 
 fn make(mode: Mode, rows: &[RowSpec], is_dummy: bool, rows_more: usize) -> World {
@@ -61,10 +61,10 @@ fn make(mode: Mode, rows: &[RowSpec], is_dummy: bool, rows_more: usize) -> World
         launch: Launch {
             mode,
             query_len: if mode == Mode::Full { i64::from(rows[0].1) } else { 0 },
-            rows: i64::try_from(rows.len()).unwrap(),
+            rows: i64::try_from(rows.len()).expect("counts are small"),
             tokens: rows.iter().map(|row| i64::from(row.1)).sum(),
             is_dummy,
-            rows_padded: i64::try_from(rows.len() + rows_more).unwrap(),
+            rows_padded: i64::try_from(rows.len() + rows_more).expect("counts are small"),
             tokens_padded: 0,
             logits: 0,
             ahead: 0,
@@ -86,20 +86,21 @@ fn make(mode: Mode, rows: &[RowSpec], is_dummy: bool, rows_more: usize) -> World
         if is_dummy {
             continue;
         }
-        for column in 0..usize::try_from((computed + len + 3) / 4).unwrap() {
+        for column in 0..usize::try_from((computed + len + 3) / 4).expect("counts are small") {
             world.block_table[row * WIDTH + column] = next_block;
             next_block += 1;
         }
         for offset in 0..len {
-            let token = usize::try_from(begin + offset).unwrap();
+            let token = usize::try_from(begin + offset).expect("counts are small");
             let position = computed + offset;
-            let block = world.block_table[row * WIDTH + usize::try_from(position / 4).unwrap()];
+            let block = world.block_table[row * WIDTH + usize::try_from(position / 4).expect("counts are small")];
             world.request_index[token] = narrow(row);
             world.positions[token] = i64::from(position);
             world.slots[token] = i64::from(block * 4 + position % 4);
             world.input_ids[token] = i64::from(7 + offset);
         }
-        world.logits_index[usize::try_from(world.launch.logits).unwrap()] = i64::from(begin + len - 1);
+        world.logits_index[usize::try_from(world.launch.logits).expect("counts are small")] =
+            i64::from(begin + len - 1);
         world.launch.logits += 1;
     }
     if mode == Mode::Full {
@@ -111,7 +112,7 @@ fn make(mode: Mode, rows: &[RowSpec], is_dummy: bool, rows_more: usize) -> World
         }
         world.launch.tokens_padded = world.launch.rows_padded * world.launch.query_len;
     } else {
-        world.launch.tokens_padded = world.launch.tokens + i64::try_from(rows_more).unwrap();
+        world.launch.tokens_padded = world.launch.tokens + i64::try_from(rows_more).expect("counts are small");
     }
     world
 }
@@ -128,13 +129,15 @@ fn worlds() -> impl Strategy<Value = World> {
 
 /// Adds `change` to an entry that has one right value; which array and entry, `pick` says. False where it may be anything.
 fn change_one(world: &mut World, array: usize, pick: usize, change: i32) -> bool {
-    let tokens = if world.launch.is_dummy { 0 } else { usize::try_from(world.launch.tokens).unwrap() };
-    let requests = if world.launch.is_dummy { 0 } else { usize::try_from(world.launch.rows).unwrap() };
+    let tokens =
+        if world.launch.is_dummy { 0 } else { usize::try_from(world.launch.tokens).expect("counts are small") };
+    let requests =
+        if world.launch.is_dummy { 0 } else { usize::try_from(world.launch.rows).expect("counts are small") };
     let attended = match world.launch.mode {
-        Mode::Full => usize::try_from(world.launch.rows_padded).unwrap(),
-        _ => usize::try_from(world.launch.rows).unwrap(),
+        Mode::Full => usize::try_from(world.launch.rows_padded).expect("counts are small"),
+        _ => usize::try_from(world.launch.rows).expect("counts are small"),
     };
-    let logits = usize::try_from(world.launch.logits).unwrap();
+    let logits = usize::try_from(world.launch.logits).expect("counts are small");
     let wide = i64::from(change);
     match array {
         0 => world.positions[pick % TOKENS] += wide,

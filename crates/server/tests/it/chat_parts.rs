@@ -127,7 +127,7 @@ async fn usage_of(steps: &[&[u32]], reason: FinishReason, more: &Value) -> Value
     let usage = server.chat(&ask).await.json()["usage"].clone();
     ask["stream"] = json!(true);
     ask["stream_options"] = json!({"include_usage": true});
-    assert_eq!(server.chat(&ask).await.chunks().last().unwrap()["usage"], usage);
+    assert_eq!(server.chat(&ask).await.chunks().last().expect("a chunk")["usage"], usage);
     let plain = server.complete(&json!({"prompt": "x"})).await.json()["usage"].clone();
     assert_eq!(plain["completion_tokens_details"], Value::Null);
     server.stop().await;

@@ -48,11 +48,11 @@ fn named(name: &str) -> Value {
 
 /// Checks a call by its name and its arguments.
 fn check(name: &Value, arguments: &Value) {
-    let parsed: Value = serde_json::from_str(arguments.as_str().unwrap()).unwrap();
+    let parsed: Value = serde_json::from_str(arguments.as_str().expect("a text")).expect("JSON");
     match name.as_str() {
         Some("get_now") => assert_eq!(parsed, json!({})),
         Some("get") => {
-            let members = parsed.as_object().unwrap();
+            let members = parsed.as_object().expect("an object");
             let known = parsed["city"].is_string() && (parsed["days"] == 1 || parsed["days"] == 22);
             assert!(members.len() == 2 && known, "{parsed}");
         }
