@@ -74,7 +74,7 @@ const LOOKED_AT_MAX: usize = 256;
 ///
 /// First come, first served: a request that no rank can take closes the ranks that it may go to for those behind it,
 /// at once or when as many as the skip policy allows have overtaken it. One whose best rank is in another group stays
-/// in the queue for that group's plan.
+/// in the queue for that group's plan, unless a rank of this group has nothing to do until then.
 pub(crate) struct Placement<'a> {
     pub(crate) ranks: &'a [Rank],
     pub(crate) requests: &'a Requests,
@@ -86,6 +86,8 @@ pub(crate) struct Placement<'a> {
     pub(crate) group: usize,
     /// The rows of its ranks so far.
     pub(crate) selections: &'a [Selection],
+    /// By group, whether a step of it is not answered yet.
+    pub(crate) in_flight: &'a [bool],
 }
 
 /// A rank for a request.
@@ -148,9 +150,11 @@ impl Placement<'_> {
         }
     }
 
-    /// The rank with the least to do before it has done this too, among those that can start it now.
+    /// The rank with the least to do before it has done this too, among those that have room for it. An empty rank waits
+    /// for none whose step is not done (rule 12).
     fn best(&self, request: &Request, views: &[View]) -> Option<Offer> {
-        let mut choice = Choice::default();
+        let (mut any, mut at_once) = (Choice::default(), Choice::default());
+        let mut one_is_empty = false;
         for (position, view) in views.iter().enumerate() {
             if !may_go(request, position) || !takes_any(view) {
                 continue;
@@ -158,15 +162,15 @@ impl Placement<'_> {
             let Some(blocks) = self.fits(request, position, view) else { continue };
             let hit_tokens = self.ranks[position].hit_about(request, self.config) * self.config.limits.block_size;
             let (key, uncached) = (self.key(request, view, hit_tokens), self.key(request, view, 0));
-            choice.consider(Candidate {
-                position,
-                blocks,
-                hit_tokens,
-                prompt_tokens: view.prompt_tokens,
-                key,
-                uncached,
-            });
+            let prompt_tokens = view.prompt_tokens;
+            let candidate = Candidate { position, blocks, hit_tokens, prompt_tokens, key, uncached };
+            any.consider(candidate);
+            if view.index.is_some() || !self.in_flight[self.ranks[position].group] {
+                at_once.consider(candidate);
+            }
+            one_is_empty |= view.index.is_some() && view.requests == 0;
         }
+        let choice = if one_is_empty { at_once } else { any };
         let (best, reason) = choice.decide(request.pinned.is_some())?;
         let Candidate { position, blocks, hit_tokens, .. } = best;
         Some(Offer { position, blocks, hit_tokens, reason, ..Offer::default() })

@@ -188,7 +188,9 @@ impl Scheduler {
             return Chosen::default();
         }
         self.ranks.iter_mut().for_each(|rank| rank.keep_load(&self.config.limits));
+        let in_flight: Vec<bool> = self.groups.iter().map(|group| !group.in_flight.is_empty()).collect();
         let placement = Placement {
+            in_flight: &in_flight,
             ranks: &self.ranks,
             requests: &self.requests,
             config: &self.config,

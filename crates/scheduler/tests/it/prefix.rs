@@ -1,6 +1,6 @@
 //! The prefix cache through whole worlds, whose workers refuse a block that two requests write.
 
-use paceline_plan::{DpRank, LogitsWanted, StepPlan};
+use paceline_plan::{DpRank, GroupId, LogitsWanted, StepPlan};
 use paceline_scheduler::{CacheChange, CacheSecret, Config, Drafter, Policies, RequestId, RequestSpec};
 
 use crate::world::{World, lockstep};
@@ -210,6 +210,35 @@ fn a_prefix_attracts_against_a_load_in_tokens_and_not_more() {
     world.scheduler.reset_prefix_cache();
     assert_eq!(world.scheduler.stats().ranks[0].blocks_cached, 0);
     world.assert_drained();
+}
+
+/// Rule 12 over ranks with steps of their own: the empty rank 1 starts at once what rank 0 has cached, unless rank 0 is
+/// free to start it too.
+#[test]
+fn an_empty_rank_waits_for_no_prefix_of_a_rank_whose_step_is_not_done() {
+    for is_in_flight in [true, false] {
+        let mut config = cached(lockstep(2, 8, 0));
+        config.groups = Config::dense_groups(2);
+        let mut world = World::new(config);
+        let first = world.submit_to(0, 320, 2);
+        world.drain();
+        let busy = is_in_flight.then(|| {
+            world.submit_to(0, 10, 50);
+            world.launch(GroupId::new(0)).expect("a step of rank 0")
+        });
+        let spec = again(&mut world, first, 320);
+        let id = world.submit_spec(spec).expect("fits");
+        let at_once = world.launch(GroupId::new(1));
+        assert_eq!(at_once.is_some(), is_in_flight, "rank 1 starts it only where rank 0 cannot");
+        let near = world.launch(GroupId::new(0));
+        assert_eq!(near.is_some(), !is_in_flight);
+        assert_eq!(world.scheduler.dp_rank_of(id), Some(DpRank::new(u32::from(is_in_flight))));
+        for (_, pending) in [busy, at_once, near].into_iter().flatten() {
+            pending.into_iter().for_each(|pending| drop(world.deliver(pending)));
+        }
+        world.drain();
+        world.assert_drained();
+    }
 }
 
 #[test]

@@ -268,6 +268,12 @@ proptest! {
     }
 }
 
+/// A request whose prefix was cached by a rank in flight waited beside an empty rank of another group.
+#[test]
+fn worlds_that_broke_a_rule_once_hold_the_rules() {
+    run(10_565_702_297_107_185_243, 0, 300);
+}
+
 type Count = fn(&RankCounters) -> u64;
 
 /// The same, long enough that everything that can happen to a request happens.
