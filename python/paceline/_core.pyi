@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 __all__ = [
     "CoreError",
+    "Int8Matrix",
     "InvalidSampling",
     "PagedAttention",
     "Pass",
@@ -27,6 +28,7 @@ __all__ = [
     "gate",
     "linear",
     "philox_noise",
+    "quantise_rows",
     "rms_norm",
     "rotate",
     "run_daemon",
@@ -468,6 +470,37 @@ def rotate(
     `cos` and `sin` are `[rows, rotated columns]`, the first half of `sin` negated. With `weight [count * size]`, each
     head is divided by its root mean square and multiplied by its factors before.
     """
+
+def quantise_rows(x: _Array, quantised: npt.NDArray[np.int8], factors: npt.NDArray[np.float32]) -> None:
+    """Write `x [rows, width]` as bytes, the largest of each row as 127, and `factors [rows]` to multiply them by.
+
+    A row with a number that is not finite is all zeros, with a factor that is NaN.
+    """
+
+@final
+class Int8Matrix:
+    """A weight as bytes with a factor for each output, laid out for products with rows that are quantised when they come."""
+
+    def __new__(
+        cls,
+        weights: npt.NDArray[np.int8],
+        factors: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32] | None = None,
+    ) -> Int8Matrix:
+        """Take `weights [outputs, inputs]`, which are multiplied by `factors [outputs]`, and `bias [outputs]`.
+
+        Raises ValueError for arrays that do not fit.
+        """
+    def multiply(self, x: _Array, product: _Array) -> None:
+        """Write `x @ weight.T + bias` to `product [rows, outputs]`, for `x [rows, inputs]`.
+
+        Every row is quantised, as `quantise_rows` does; its result follows from that row alone, bit for bit.
+        """
+    def finish(self, sums: npt.NDArray[np.float32], scales: npt.NDArray[np.float32], product: _Array) -> None:
+        """Write to `product` what `multiply` makes of rows that were quantised with factors `scales [rows]`.
+
+        `sums [rows, outputs]` are their products with the bytes of the weight, made elsewhere.
+        """
 
 @final
 class PagedAttention:

@@ -8,6 +8,7 @@ import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from paceline.attention.kv_cache import KvCache
 from paceline.layers import mlp
 from paceline.layers.linear import Linear
 from paceline.layers.norm import RmsNorm
+from paceline.layers.quantization import Quantization
 from paceline.layers.rotary import Rotation
 from paceline.models.config import load_model_config
 from paceline.models.kv_layout import kv_layout
@@ -51,11 +53,11 @@ def timed(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
 class Bench:
     """A model, a cache and batches of rows that are all alike."""
 
-    def __init__(self, folder: Path, block_count: int) -> None:
+    def __init__(self, folder: Path, block_count: int, quantization: Quantization = Quantization.NONE) -> None:
         self.config = load_model_config(folder)
         parallel = Parallel.single(self.config.expert_count)
         with WeightReader(folder, dtype=torch.bfloat16) as weights:
-            self.model = build_model(self.config, weights, 8192, parallel, 0)
+            self.model = build_model(self.config, weights, 8192, parallel, 0, quantization)
         cache = KvCache(
             kv_layout(self.config, parallel.tp, 0), block_count=block_count, block_size=BLOCK_SIZE, dtype=torch.bfloat16
         )
@@ -103,35 +105,48 @@ class Bench:
         return seen
 
 
-def measure(bench: Bench, shapes: list[tuple[int, int, int]], tries: int) -> Iterator[list[object]]:
-    """A row for each shape `(rows, query length, keys)`."""
+@dataclass
+class Least:
+    """The least of many tries: of the products alone, and of a step with its parts."""
+
+    products: list[tuple[Linear, torch.Tensor]]
+    floor_s: float = float("inf")
+    step_s: float = float("inf")
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def attempt(self, bench: Bench) -> None:
+        """Try both once."""
+        start = time.perf_counter()
+        with torch.inference_mode():
+            for linear, x in self.products:
+                linear(x)
+        self.floor_s = min(self.floor_s, time.perf_counter() - start)
+        spent.clear()
+        start = time.perf_counter()
+        bench.step()
+        took_s = time.perf_counter() - start
+        if took_s < self.step_s:
+            self.step_s, self.parts = took_s, dict(spent)
+
+    def cells(self) -> list[str]:
+        """Milliseconds, and the share of the step that its products would take alone."""
+        rest_s = self.step_s - sum(self.parts.values())
+        whole = (f"{self.step_s * 1e3:.1f}", f"{self.floor_s * 1e3:.1f}", f"{100 * self.floor_s / self.step_s:.0f}%")
+        return [*whole, *(f"{self.parts.get(kind, 0.0) * 1e3:.1f}" for kind in KINDS), f"{rest_s * 1e3:.1f}"]
+
+
+def measure(benches: dict[str, Bench], shapes: list[tuple[int, int, int]], tries: int) -> Iterator[list[object]]:
+    """A row for each shape `(rows, query length, keys)` and each kind of weights, which take turns."""
     for rows, query_len, kv_len in shapes:
-        bench.prepare(rows, query_len, kv_len)
-        products = bench.inputs_of_products()
-        floor_s, step_s, parts = float("inf"), float("inf"), dict[str, float]()
+        results = {}
+        for name, bench in benches.items():
+            bench.prepare(rows, query_len, kv_len)
+            results[name] = Least(bench.inputs_of_products())
         for _ in range(tries):
-            start = time.perf_counter()
-            with torch.inference_mode():
-                for linear, x in products:
-                    linear(x)
-            floor_s = min(floor_s, time.perf_counter() - start)
-            spent.clear()
-            start = time.perf_counter()
-            bench.step()
-            took_s = time.perf_counter() - start
-            if took_s < step_s:
-                step_s, parts = took_s, dict(spent)
-        rest_s = step_s - sum(parts.values())
-        cells = [f"{parts.get(kind, 0.0) * 1e3:.1f}" for kind in KINDS]
-        yield [
-            f"{rows} x {query_len}",
-            kv_len,
-            f"{step_s * 1e3:.1f}",
-            f"{floor_s * 1e3:.1f}",
-            f"{100 * floor_s / step_s:.0f}%",
-            *cells,
-            f"{rest_s * 1e3:.1f}",
-        ]
+            for name, bench in benches.items():
+                results[name].attempt(bench)
+        for name, result in results.items():
+            yield [f"{rows} x {query_len}", kv_len, name, *result.cells()]
 
 
 def main() -> None:
@@ -139,10 +154,16 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="Hugging Face folder (default: the demo's)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads that compute (default: 1 2)")
     parser.add_argument("--tries", type=int, default=20, help="tries of each step (default: 20)")
+    kinds = [kind.value for kind in Quantization]
+    parser.add_argument(
+        "--quantization", choices=kinds, nargs="+", default=["none"], help="of the weights, in turns (default: none)"
+    )
     options = parser.parse_args()
     model = options.model or demo_folder()
     shapes = [(1, 1, 160), (8, 1, 160), (32, 1, 160), (8, 4, 160), (1, 128, 128), (8, 128, 128)]
-    bench = Bench(model, 1 + 32 * 10)
+    benches = {
+        kind if kind != "none" else "bfloat16": Bench(model, 1 + 32 * 10, Quantization(kind)) for kind in options.quantization
+    }
     for owner, name, kind in (
         (Linear, "__call__", "products"),
         (CpuAttention, "attend", "attention"),
@@ -157,8 +178,8 @@ def main() -> None:
         torch.set_num_threads(threads)
         _core.set_kernel_threads(threads)
         print(f"\n{threads} threads:\n")
-        header = ["rows x tokens", "keys", "step", "products alone", "share", *KINDS, "rest"]
-        print_table(header, measure(bench, shapes, options.tries))
+        header = ["rows x tokens", "keys", "weights", "step", "products alone", "share", *KINDS, "rest"]
+        print_table(header, measure(benches, shapes, options.tries))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ USAGE = 64
         (["--demo", "moe"], "--demo is demo:moe, and the model to serve is"),
         (["--lockstep", "maybe"], "--lockstep"),
         (["--dtype", "int4"], "--dtype"),
+        (["--quantization", "int4"], "--quantization"),
         (["--host", "nowhere.invalid"], "nowhere.invalid"),
         (["--speculative-config", '{"method": "eagle"}'], "--speculative-config"),
         (

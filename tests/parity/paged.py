@@ -9,6 +9,7 @@ import torch
 from paceline.attention.cpu import CpuAttention
 from paceline.attention.interface import AttentionBatch
 from paceline.attention.kv_cache import KvCache
+from paceline.layers.quantization import Quantization
 from paceline.models.config import load_model_config
 from paceline.models.kv_layout import kv_layout
 from paceline.models.registry import build_model
@@ -35,11 +36,12 @@ class PagedModel:
         parallel: Parallel | None = None,
         drafter_layers: int = 0,
         max_positions: int = 128,
+        quantization: Quantization = Quantization.NONE,
     ) -> None:
         config = load_model_config(folder)
         parallel = parallel or Parallel.single(config.expert_count)
         with WeightReader(folder, dtype=dtype) as weights:
-            self.model = build_model(config, weights, max_positions, parallel, drafter_layers)
+            self.model = build_model(config, weights, max_positions, parallel, drafter_layers, quantization)
         self.exchange = parallel.exchange
         layout = kv_layout(config, parallel.tp, drafter_layers)
         self.cache = KvCache(layout, block_count=block_count, block_size=BLOCK_SIZE, dtype=dtype)

@@ -156,6 +156,7 @@ def test_refused_plans_carry_rule_and_numbers(tiny: tuple[torch.nn.Module, Path]
     ("fields", "message"),
     [
         ({"dtype": "float16"}, "dtype 'float16' is not supported"),
+        ({"quantization": "int4"}, "quantization 'int4' is not supported; known are none, int8"),
         ({"device": "cuda"}, "device 'cuda'"),
         ({"attention_backend": "flash"}, "unknown attention backend 'flash'; known are cpu, reference"),
         ({"attention_contract": "other"}, "unknown attention contract 'other'; known are reference, cpu, flashinfer, trtllm"),

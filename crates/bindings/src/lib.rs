@@ -10,6 +10,7 @@ mod arrays;
 mod attention;
 mod daemon;
 mod errors;
+mod int8;
 mod kernels;
 mod launch;
 mod linear;
@@ -38,6 +39,8 @@ mod _core {
     use crate::errors::{
         CoreError, InvalidSampling, PlanRefused, PlanUndecodable, StepOutOfOrder, StreamLost, UnusableLogits,
     };
+    #[pymodule_export]
+    use crate::int8::{Int8Matrix, quantise_rows};
     #[pymodule_export]
     use crate::kernels::{gate, rms_norm, rotate, set_kernel_threads};
     #[pymodule_export]

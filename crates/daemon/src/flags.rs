@@ -24,6 +24,27 @@ pub(crate) enum Dtype {
     Bfloat16,
 }
 
+/// What weights are turned into at load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Quantization {
+    /// They stay what --dtype says.
+    #[default]
+    None,
+    /// Bytes with a factor for each output of a layer; what comes in is quantised row by row.
+    Int8,
+}
+
+impl Quantization {
+    /// Its name for workers, flags and people.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
 /// On or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -185,6 +206,10 @@ pub(crate) struct Flags {
     /// Type of weights and KV cache [default: auto, what the checkpoint is stored in]
     #[arg(long, help_heading = "Model")]
     pub(crate) dtype: Option<Dtype>,
+    /// What weights of linear layers are turned into at load: int8 is faster where few rows run, at a small loss [default:
+    /// none]
+    #[arg(long, help_heading = "Model")]
+    pub(crate) quantization: Option<Quantization>,
     /// L: tokens of one request, prompt and output [default: what the model was made for]
     #[arg(long, help_heading = "Model")]
     pub(crate) max_model_len: Option<u32>,

@@ -17,6 +17,13 @@ pub(crate) struct ModelConfig {
     num_local_experts: Option<u32>,
     num_experts: Option<u32>,
     num_nextn_predict_layers: Option<u32>,
+    quantization_config: Option<QuantizationConfig>,
+}
+
+/// How a checkpoint is quantised that is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+struct QuantizationConfig {
+    quant_method: Option<String>,
 }
 
 impl ModelConfig {
@@ -57,6 +64,18 @@ impl ModelConfig {
             Some(heads) if self.kv_lora_rank.is_none() => Err(refused("num_key_value_heads", heads)),
             _ => Ok(()),
         }
+    }
+
+    /// Whether weights may be quantised to `asked` at load.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] with both methods where the checkpoint is quantised already.
+    pub(crate) fn check_not_quantised(&self, asked: &str) -> Result<(), Failure> {
+        let Some(stored) = &self.quantization_config else { return Ok(()) };
+        let method = stored.quant_method.as_deref().unwrap_or("unknown");
+        Err(Failure::Usage(format!(
+            "--quantization is {asked}, and quantization_config of the model says that it is quantised already, by {method}"
+        )))
     }
 
     /// Whether `workers` workers can each hold an expert.
@@ -108,6 +127,15 @@ mod tests {
             );
         }
         assert!(line(ModelConfig::default().check_experts(1)).is_some_and(|line| line.contains("names no experts")));
+    }
+
+    #[test]
+    fn what_is_quantised_is_not_quantised_again() {
+        let stored = model(r#"{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}"#);
+        let expected =
+            "--quantization is int8, and quantization_config of the model says that it is quantised already, by fp8";
+        assert_eq!(line(stored.check_not_quantised("int8")).as_deref(), Some(expected));
+        assert_eq!(line(model(r#"{"quantization_config": null}"#).check_not_quantised("int8")), None);
     }
 
     #[test]

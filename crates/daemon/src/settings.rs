@@ -9,7 +9,7 @@ use paceline_scheduler::{Drafter, QueueLimits, ShapeConfig};
 
 use crate::Failure;
 use crate::cli::Serve;
-use crate::flags::{All2AllBackend, Demo, Dtype, Flags, LogLevel, Switch};
+use crate::flags::{All2AllBackend, Demo, Dtype, Flags, LogLevel, Quantization, Switch};
 use crate::model_config::ModelConfig;
 use crate::policies;
 use crate::speculation::{Method, Speculation};
@@ -138,6 +138,10 @@ impl Settings {
         model.check_heads(self.tp_size)?;
         if self.expert_parallel != ExpertParallel::Off {
             model.check_experts(self.dp_size * self.tp_size)?;
+        }
+        let quantization = self.flags.quantization.unwrap_or_default();
+        if quantization != Quantization::None {
+            model.check_not_quantised(quantization.name())?;
         }
         if self.drafts_by_mtp() && model.draft_layers() == 0 {
             let message = "--speculative-config: method mtp needs num_nextn_predict_layers of at least 1 in config.json \
@@ -300,6 +304,7 @@ impl Settings {
         ModelSettings {
             model_path: folder.display().to_string(),
             dtype: dtype.to_owned(),
+            quantization: self.flags.quantization.unwrap_or_default().name().to_owned(),
             device: "cpu".to_owned(),
             attention_backend: self.flags.attention_backend.clone().unwrap_or_else(|| "cpu".to_owned()),
             attention_contract: self.flags.attention_contract.clone().unwrap_or_default(),

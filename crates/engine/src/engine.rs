@@ -37,6 +37,8 @@ pub struct ModelSettings {
     pub model_path: String,
     /// `float32` or `bfloat16`.
     pub dtype: String,
+    /// What weights are turned into at load: `none` or `int8`.
+    pub quantization: String,
     /// `cpu` or `cuda`.
     pub device: String,
     /// Attention backend.
@@ -241,5 +243,6 @@ fn settings(options: &Options) -> WorkerSettings {
         expert_parallel: model.expert_parallel.name().to_owned(),
         drafter_layers: fleet.drafter_layers,
         scheduling_depth: fleet.depth,
+        quantization: model.quantization.clone(),
     }
 }

@@ -1,5 +1,5 @@
 //! What a decoder layer does on a CPU between its matrix products: norms, rotation, activation, and attention over the
-//! paged cache; and its products where rows are few and reading the weights is all that counts.
+//! paged cache; and its products where rows are few and reading the weights is all that counts, or where weights are bytes.
 //!
 //! On a small model a call into a framework costs as much as the work, and attention one row at a time costs more than
 //! the products. Each kernel here is one pass over flat slices, in fp32 inside, rounded once at the end. A row's result
@@ -13,6 +13,7 @@ mod attention;
 mod crew;
 mod element;
 mod exponential;
+mod int8;
 mod linear;
 mod norm;
 mod rotary;
@@ -21,6 +22,7 @@ pub use activation::gate;
 pub use attention::{Attention, Error, Heads, PassRows, Shape};
 pub use crew::set_threads;
 pub use element::Element;
+pub use int8::{Int8Error, Int8Matrix, quantise_rows};
 pub use linear::linear;
 pub use norm::rms_norm;
 pub use rotary::{HeadNorm, Rotation, rotate};

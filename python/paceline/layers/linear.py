@@ -3,7 +3,8 @@
 On CPUs the weight is laid out once for oneDNN's matrix kernels where torch offers that: at a few rows it halves the
 time of the large products. Products of very few rows are bound by reading the weights, and a kernel of our own reads them
 nearly twice as fast, as the checkpoint has them: in bfloat16 that layout is kept too. The result is the same matrix
-product; only the order of its sums differs.
+product; only the order of its sums differs. With int8 weights it is another product, of
+half the bytes; see `paceline.layers.int8`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from torch.nn import functional
 
 from paceline import _core
 from paceline.layers.host import array_of
+from paceline.layers.int8 import Int8Weight
 from paceline.layers.plain import PLAIN_WEIGHTS
+from paceline.layers.quantization import Quantization
 
 # The row count that the packed layout is tuned for: a decode batch. Measured against 1, 8 and 512, it is the best or
 # nearly so at every row count from 4 to 512.
@@ -34,21 +37,34 @@ PLAIN_ROWS_MAX = 4
 class Linear:
     """`x @ weight.T + bias`."""
 
-    __slots__ = ("_bias_array", "_packed", "_plain", "bias", "in_features", "out_features", "weight")
+    __slots__ = ("_bias_array", "_int8", "_packed", "_plain", "bias", "in_features", "out_features", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = False, is_shared: bool = False) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        pack: bool = False,
+        is_shared: bool = False,
+        quantization: Quantization = Quantization.NONE,
+    ) -> None:
         """Take `weight [out, in]` and `bias [out]`. With `pack`, keep the CPU's layouts and free `weight`.
 
-        `is_shared` says that others hold `weight` anyway, so that no copy of it is needed beside oneDNN's.
+        `is_shared` says that others hold `weight` anyway, so that no copy of it is needed beside oneDNN's. With int8, keep
+        bytes with a factor for each output: a row of `x` is then quantised too, with a factor of its own.
         """
         self.out_features, self.in_features = weight.shape
         self.bias = bias
         self._packed: Tensor | None = None
+        self._int8: Int8Weight | None = None
         self.weight: Tensor | None = weight
         # The arrays that our kernel takes, where it serves.
         self._plain: NDArray[Any] | None = None
         self._bias_array: NDArray[Any] | None = None
-        if pack and can_pack(weight):
+        if quantization is Quantization.INT8:
+            self._int8 = Int8Weight(weight, bias)
+            self.weight = None
+        elif pack and can_pack(weight):
             if can_stay_plain(weight):
                 plain = weight.contiguous() if is_shared else PLAIN_WEIGHTS.keep(weight)
                 self._plain = None if plain is None else array_of(plain)
@@ -58,6 +74,8 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to `x [rows, in]`; gives `[rows, out]` of the same type."""
+        if self._int8 is not None:
+            return self._int8(x)
         if self._plain is not None and x.shape[0] <= PLAIN_ROWS_MAX:
             few = torch.empty(x.shape[0], self.out_features, dtype=x.dtype)
             _core.linear(array_of(x.contiguous()), self._plain, self._bias_array, array_of(few))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from paceline.layers.linear import Linear
 from paceline.layers.mlp import GatedMlp, activated, gated
+from paceline.layers.quantization import Quantization
 from paceline.layers.routing import Router
 from paceline.parallel.exchange import ExpertExchange, Experts
 
@@ -19,11 +20,17 @@ class SortedExperts:
 
     __slots__ = ("_down", "_first", "_gate_up")
 
-    def __init__(self, held: range, gate_up: list[Tensor], down: list[Tensor]) -> None:
+    def __init__(
+        self,
+        held: range,
+        gate_up: list[Tensor],
+        down: list[Tensor],
+        quantization: Quantization = Quantization.NONE,
+    ) -> None:
         """Take `gate_up [2 * intermediate, hidden]` and `down [hidden, intermediate]` of each expert in `held`."""
         self._first = held.start
-        self._gate_up = [Linear(weight, pack=True) for weight in gate_up]
-        self._down = [Linear(weight, pack=True) for weight in down]
+        self._gate_up = [Linear(weight, pack=True, quantization=quantization) for weight in gate_up]
+        self._down = [Linear(weight, pack=True, quantization=quantization) for weight in down]
 
     def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         """Sum the weighted outputs of the experts held here; see `paceline.parallel.exchange.Experts`.
@@ -72,12 +79,18 @@ class FusedExperts:
         return self._down(inner.mul_(shares[:, : self._count].unsqueeze(-1)).flatten(1))
 
 
-def build_experts(held: range, gate_up: list[Tensor], down: list[Tensor]) -> Experts:
-    """Put experts into the form that runs them fastest; see `SortedExperts` for what is taken."""
+def build_experts(
+    held: range, gate_up: list[Tensor], down: list[Tensor], quantization: Quantization = Quantization.NONE
+) -> Experts:
+    """Put experts into the form that runs them fastest; see `SortedExperts` for what is taken.
+
+    Quantised ones are never fused: a token would be quantised by what other experts make of it, and which of them are held
+    here would show in its text.
+    """
     elements = sum(weight.numel() for weight in (*gate_up, *down))
-    if held and elements <= FUSED_ELEMENTS:
+    if held and elements <= FUSED_ELEMENTS and quantization is Quantization.NONE:
         return FusedExperts(held, gate_up, down)
-    return SortedExperts(held, gate_up, down)
+    return SortedExperts(held, gate_up, down, quantization)
 
 
 def _local_ids(expert_ids: Tensor, first: int, count: int) -> Tensor:

@@ -88,4 +88,4 @@ def _read_experts(source: Source, prefix: str, names: tuple[str, str, str]) -> E
         halves = [(f"{name}.weight", (inner, hidden), None) for name in (gate_name, up_name)]
         gate_up.append(source.weights.take_fused(halves))
         down.append(source.weights.take(f"{down_name}.weight", (hidden, inner)))
-    return build_experts(held, gate_up, down)
+    return build_experts(held, gate_up, down, source.quantization)

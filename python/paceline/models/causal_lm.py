@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from paceline.attention.interface import AttentionBackend
 from paceline.layers.decoder import Attention, DecoderLayer, FeedForward
-from paceline.layers.linear import Linear
 from paceline.layers.norm import Norm
+from paceline.layers.quantization import Quantization
 from paceline.layers.rotary import RotaryTable
 from paceline.layers.vocabulary import Embedding, OutputHead
 from paceline.models.blocks import read_mlp, read_self_attention
@@ -27,15 +27,22 @@ class CausalLM:
     """A decoder-only language model over flat batches. The base is Llama's network; families replace the readers."""
 
     def __init__(
-        self, config: ModelConfig, weights: WeightReader, max_positions: int, parallel: Parallel, drafter_layers: int = 0
+        self,
+        config: ModelConfig,
+        weights: WeightReader,
+        max_positions: int,
+        parallel: Parallel,
+        drafter_layers: int = 0,
+        quantization: Quantization = Quantization.NONE,
     ) -> None:
         """Read all tensors that this worker needs.
 
         Positions run below `max_positions`, which may pass the checkpoint's own limit. `drafter_layers` of the layers
-        behind the target are read too.
+        behind the target are read too. `quantization` is for the linear layers, head and experts among them; embedding,
+        norms, routers and what expands latents stay as they are.
         """
         self.config = config
-        source = Source(config, weights, parallel)
+        source = Source(config, weights, parallel, quantization)
         self._embedding, self._head = _read_vocabulary(source)
         self._layers = [
             self.read_layer(source, layer, is_sparse=config.moe is not None and config.moe.is_sparse[layer])
@@ -118,5 +125,5 @@ def _read_vocabulary(source: Source) -> tuple[Embedding, OutputHead]:
     bias = None
     if config.head_bias:
         bias = functional.pad(weights.take("lm_head.bias", (config.vocab_size,), Cut(0, part)), (0, missing))
-    linear = Linear(head, bias, pack=True, is_shared=config.tie_word_embeddings)
+    linear = source.linear(head, bias, is_shared=config.tie_word_embeddings)
     return Embedding(embedding, part.start, parallel), OutputHead(linear, config.vocab_size, parallel)

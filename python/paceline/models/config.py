@@ -42,6 +42,8 @@ class ModelConfig:
     rope: RopeConfig
     # What the checkpoint's tensors are stored as: "float32", "bfloat16" or "float16".
     stored_dtype: str = "float32"
+    # What its quantised tensors are: "fp8", or "" where there are none.
+    stored_quantization: str = ""
     head_bias: bool = False
     # Keys that a query sees, counted back from its own; 0: all.
     sliding_window: int = 0
@@ -149,6 +151,7 @@ def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
     traits = _TRAITS[architecture]
     attention_bias = flag_of(raw, "attention_bias")
     _refuse_unsupported(raw, traits)
+    quantised = raw.get("quantization_config") or {}
     layer_count = count_of(raw, "num_hidden_layers")
     latent = parse_latent(raw) if traits.has_latent_attention else None
     head_count, kv_head_count, head_size = _heads(raw, latent)
@@ -172,6 +175,7 @@ def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
         qk_norm=flag_of(raw, "use_qk_norm") if traits.qk_norm is None else traits.qk_norm,
         rope=rope,
         stored_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        stored_quantization=str(quantised.get("quant_method", "")),
         head_bias=architecture == "PhimoeForCausalLM" and flag_of(raw, "lm_head_bias"),
         sliding_window=_window(raw, traits),
         drafter_layer_count=_drafter_layers(raw) if traits.has_drafter else 0,

@@ -65,7 +65,7 @@ def _read_down(source: Source, prefix: str, sizes: LatentConfig) -> Linear:
         return torch.cat((fused[: -sizes.rope_size], _halves(fused[-sizes.rope_size :], sizes)))
 
     bias = read("bias", ()) if config.qkv_bias else None
-    return Linear(read("weight", (config.hidden_size,)), bias, pack=True)
+    return source.linear(read("weight", (config.hidden_size,)), bias)
 
 
 def _read_query(source: Source, prefix: str, heads: range, sizes: LatentConfig) -> LatentQuery:
@@ -76,7 +76,7 @@ def _read_query(source: Source, prefix: str, heads: range, sizes: LatentConfig) 
     by_head = up.view(len(heads), sizes.query_size, width)
     by_head = torch.cat((by_head[:, : sizes.nope_size], _halves(by_head[:, sizes.nope_size :], sizes, dim=1)), dim=1)
     norm = source.rms_norm(f"{prefix}.q_a_layernorm", sizes.query_rank, _BOTTLENECK_EPS) if sizes.query_rank else None
-    return LatentQuery(Linear(by_head.flatten(0, 1).contiguous(), pack=True), norm)
+    return LatentQuery(source.linear(by_head.flatten(0, 1).contiguous()), norm)
 
 
 def _read_expansion(source: Source, prefix: str, heads: range, sizes: LatentConfig) -> tuple[Tensor, Tensor]:

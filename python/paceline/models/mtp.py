@@ -12,7 +12,6 @@ from torch import Tensor
 
 from paceline.attention.interface import AttentionBackend
 from paceline.layers.decoder import DecoderLayer
-from paceline.layers.linear import Linear
 from paceline.layers.norm import RmsNorm
 from paceline.layers.rotary import RotaryTable, Rotation
 from paceline.layers.vocabulary import Embedding, OutputHead
@@ -55,7 +54,7 @@ class MtpLayer:
         prefix, width = f"model.layers.{layer}", source.config.hidden_size
         self.embedding_norm: RmsNorm = source.rms_norm(f"{prefix}.enorm", width)
         self.hidden_norm: RmsNorm = source.rms_norm(f"{prefix}.hnorm", width)
-        self.projection = Linear(source.weights.take(f"{prefix}.eh_proj.weight", (width, 2 * width)), pack=True)
+        self.projection = source.linear(source.weights.take(f"{prefix}.eh_proj.weight", (width, 2 * width)))
         self.norm: RmsNorm = source.rms_norm(f"{prefix}.shared_head.norm", width)
         self.decoder = decoder
         source.weights.leave(f"{prefix}.embed_tokens.weight", f"{prefix}.shared_head.head.weight")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from paceline.layers.quantization import Quantization
 from paceline.models.config import ConfigError, ModelConfig, known_architectures
 
 if TYPE_CHECKING:
@@ -28,15 +29,22 @@ _FAMILIES = {
 
 
 def build_model(
-    config: ModelConfig, weights: WeightReader, max_positions: int, parallel: Parallel, drafter_layers: int = 0
+    config: ModelConfig,
+    weights: WeightReader,
+    max_positions: int,
+    parallel: Parallel,
+    drafter_layers: int = 0,
+    quantization: Quantization = Quantization.NONE,
 ) -> CausalLM:
     """Build the network of `config.architecture` from `weights`, able to run positions below `max_positions`.
 
-    `parallel` says which shard of it, `drafter_layers` how many of its drafting layers. Raises `ConfigError` for what
-    cannot be built, `WeightsError` for tensors that are missing or of another shape.
+    `parallel` says which shard of it, `drafter_layers` how many of its drafting layers, `quantization` what its weights
+    are turned into. Raises `ConfigError` for what cannot be built, `WeightsError` for tensors that are
+    missing or of another shape.
     """
     if config.architecture not in _FAMILIES:
         raise ConfigError(f"unknown architecture {config.architecture}; known are {', '.join(known_architectures())}")
     family = import_module(_FAMILIES[config.architecture])
-    model: CausalLM = getattr(family, config.architecture)(config, weights, max_positions, parallel, drafter_layers)
+    build = getattr(family, config.architecture)
+    model: CausalLM = build(config, weights, max_positions, parallel, drafter_layers, quantization)
     return model

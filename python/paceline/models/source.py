@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from paceline.layers.linear import Linear
 from paceline.layers.norm import LayerNorm, RmsNorm
+from paceline.layers.quantization import Quantization
 from paceline.models.config import ModelConfig
 from paceline.parallel.context import Parallel
 from paceline.weights.loader import Cut, WeightReader
@@ -19,6 +22,11 @@ class Source:
     config: ModelConfig
     weights: WeightReader
     parallel: Parallel
+    quantization: Quantization = Quantization.NONE
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, *, is_shared: bool = False) -> Linear:
+        """A layer of `weight [out, in]` that was read, in the form that the model runs it in; see `Linear` for the rest."""
+        return Linear(weight, bias, pack=True, is_shared=is_shared, quantization=self.quantization)
 
     def rms_norm(self, name: str, width: int, eps: float | None = None) -> RmsNorm:
         """Read `NAME.weight`; `eps` where it is not that of the config."""
@@ -35,7 +43,7 @@ class Source:
         fused_bias = None
         if bias:
             fused_bias = self.weights.take_fused([(f"{name}.bias", (size,), Cut(0, rows)) for name, size, rows in parts])
-        return Linear(weight, fused_bias, pack=True)
+        return self.linear(weight, fused_bias)
 
     def input_cut(self, name: str, out_size: int, in_size: int, columns: range, *, bias: bool = False) -> Linear:
         """Read the `columns` of `NAME.weight [out_size, in_size]`: its outputs are to be summed over the tp workers.
@@ -48,7 +56,7 @@ class Source:
             first_bias = self.weights.take(f"{name}.bias", (out_size,))
         elif bias:
             self.weights.leave(f"{name}.bias")
-        return Linear(weight, first_bias, pack=True)
+        return self.linear(weight, first_bias)
 
 
 def scaled(part: range, size: int) -> range:

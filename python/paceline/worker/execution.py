@@ -15,6 +15,7 @@ import torch
 from paceline._core import PlanRefused, Pulse, set_kernel_threads
 from paceline.attention.contracts import Contract
 from paceline.layers.plain import PLAIN_WEIGHTS
+from paceline.layers.quantization import Quantization
 from paceline.parallel.collectives import PeerLostError
 from paceline.parallel.placement import Placement
 from paceline.v1.worker_pb2 import (
@@ -83,6 +84,8 @@ class Execution:
             self._warm_up()
         contract = loaded.backend.contract
         dtype = str(loaded.dtype).removeprefix("torch.")
+        if loaded.quantization is not Quantization.NONE:
+            dtype += f" with {loaded.quantization} weights"
         self._outlet.log(
             f"loaded in {time.monotonic() - started:.1f} s: {dtype} on {threads} threads, "
             f"{loaded.num_blocks} KV blocks of {settings.block_size}, attention contract {contract.name}, "

@@ -16,6 +16,7 @@ from paceline.attention.interface import AttentionBackend
 from paceline.attention.kv_cache import KvCache, KvLayout
 from paceline.attention.reference import ReferenceAttention
 from paceline.errors import UsageError
+from paceline.layers.quantization import Quantization
 from paceline.models.causal_lm import CausalLM
 from paceline.models.config import ModelConfig, load_model_config
 from paceline.models.kv_layout import kv_layout
@@ -52,6 +53,7 @@ class LoadedModel:
     limits: LaunchLimits
     num_blocks: int
     dtype: torch.dtype
+    quantization: Quantization
 
 
 def load(folder: Path, dp_rank: int, welcome: Welcome, groups: ProcessGroups, on_progress: OnProgress) -> LoadedModel:
@@ -100,13 +102,23 @@ def load(folder: Path, dp_rank: int, welcome: Welcome, groups: ProcessGroups, on
         vocab_size=config.vocab_size,
     )
     backend = CpuAttention(cache, contract) if settings.attention_backend == CPU.name else ReferenceAttention(cache, contract)
-    return LoadedModel(model, parallel, groups, backend, core, arrays, limits, num_blocks, dtype)
+    quantization = weight_quantization(settings)
+    return LoadedModel(model, parallel, groups, backend, core, arrays, limits, num_blocks, dtype, quantization)
 
 
 def compute_dtype(settings: WorkerSettings, config: ModelConfig) -> torch.dtype:
     """What weights, KV cache and activations are held in. `auto` is the checkpoint's own; float16 runs as bfloat16."""
     name = config.stored_dtype if settings.dtype == "auto" else settings.dtype
     return _DTYPES.get(name, torch.bfloat16)
+
+
+def weight_quantization(settings: WorkerSettings) -> Quantization:
+    """What weights are turned into at load. Raises `UnusableSettingsError`."""
+    try:
+        return Quantization(settings.quantization or Quantization.NONE)
+    except ValueError:
+        known = ", ".join(Quantization)
+        raise UnusableSettingsError(f"quantization {settings.quantization!r} is not supported; known are {known}") from None
 
 
 def check_settings(settings: WorkerSettings, config: ModelConfig) -> Contract:
@@ -123,6 +135,11 @@ def check_settings(settings: WorkerSettings, config: ModelConfig) -> Contract:
     if settings.drafter == _MTP and not 1 <= settings.drafter_layers <= config.drafter_layer_count:
         raise UnusableSettingsError(
             f"drafter 'mtp' with {settings.drafter_layers} layers: the model has {config.drafter_layer_count}"
+        )
+    if weight_quantization(settings) is not Quantization.NONE and config.stored_quantization:
+        raise UnusableSettingsError(
+            f"quantization {settings.quantization!r} of a checkpoint that is quantised: quantization_config in its config.json "
+            f"says {config.stored_quantization!r}"
         )
     try:
         check_backend(settings.attention_backend)
@@ -183,4 +200,5 @@ class _Reading:
 
             positions = self.settings.max_model_len
             with WeightReader(self.folder, dtype=self.dtype, device=self.settings.device, on_progress=report) as weights:
-                return build_model(self.config, weights, positions, self.parallel, self.drafter_layers)
+                quantization = weight_quantization(self.settings)
+                return build_model(self.config, weights, positions, self.parallel, self.drafter_layers, quantization)

@@ -2202,6 +2202,9 @@ pub struct WorkerSettings {
     /// Steps that plans may be made ahead of their replies (rule 16): a worker may be sent so many more than it has answered.
     #[prost(uint32, tag = "25")]
     pub scheduling_depth: u32,
+    /// What weights are turned into at load: "none", "int8".
+    #[prost(string, tag = "26")]
+    pub quantization: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RowLadder {
