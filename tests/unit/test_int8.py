@@ -22,7 +22,7 @@ def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of `x` as whole numbers up to 127, and the factor of each."""
     x = x.float()
     largest = x.abs().amax(dim=1, keepdim=True)
-    return (x * (127 / largest)).round(), largest / 127
+    return (x * (torch.tensor(127.0) / largest)).round(), largest / 127
 
 
 def by_definition(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
