@@ -12,6 +12,7 @@ from paceline.layers.host import array_of
 from paceline.layers.linear import Linear
 from paceline.layers.moe import SortedExperts, build_experts
 from paceline.layers.quantization import Quantization
+from paceline.layers.wide import WideLayouts, WideProduct
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -72,6 +73,27 @@ def test_many_rows_are_the_same_bits_with_and_without_the_other_product(
     own = Linear(weight, quantization=Quantization.INT8)
     for rows in (1, int8.OWN_ROWS_MAX, int8.OWN_ROWS_MAX + 1, 64):
         assert torch.equal(both(x[:rows]), own(x)[:rows])
+
+
+def test_layouts_may_come_later_and_nothing_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts = WideLayouts()
+    monkeypatch.setattr(int8, "WIDE_LAYOUTS", layouts)
+    monkeypatch.setattr(int8, "has_wide_product", lambda: True)
+    monkeypatch.setattr(WideProduct, "lay_out", lambda product: laid_out.append(product))
+    laid_out: list[WideProduct] = []
+    weight, x = drawn(41, 33, seed=1), drawn(12, 33, seed=2)
+    layouts.put_off()
+    kept, gone = (Linear(weight, quantization=Quantization.INT8) for _ in range(2))
+    assert torch.equal(kept(x), by_definition(x, weight, None))
+    assert laid_out == []
+    del gone
+    thread = layouts.make_up()
+    assert thread is not None
+    thread.join(timeout=60)
+    assert len(laid_out) == 1
+    assert layouts.make_up() is None
+    Linear(weight, quantization=Quantization.INT8)
+    assert len(laid_out) == 2
 
 
 def test_arrays_that_do_not_fit_are_refused_with_both_numbers() -> None:

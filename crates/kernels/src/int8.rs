@@ -8,7 +8,7 @@ mod quantise;
 
 use std::ops::Range;
 
-use multiply::{Instructions, PANEL, Pair, Work};
+use multiply::{Instructions, PANEL, Pair, STREAMS_MAX, Work};
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::{Element, crew};
@@ -39,7 +39,7 @@ pub enum Int8Error {
 /// Pairs of weights of 32 outputs for the same two inputs, side by side: a cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-struct Line([i8; 2 * PANEL]);
+struct Line([[i8; 2]; PANEL]);
 
 /// A matrix of int8 weights `[outputs, inputs]`, laid out for the product: panels of outputs, each a run of lines.
 #[derive(Clone, Debug)]
@@ -67,11 +67,15 @@ impl Int8Matrix {
             require("biases", outputs, bias.len())?;
         }
         let pairs = inputs.div_ceil(2);
-        let mut lines = vec![Line([0; 2 * PANEL]); outputs.div_ceil(PANEL) * pairs];
+        let mut lines = vec![Line([[0; 2]; PANEL]); outputs.div_ceil(PANEL) * pairs];
         for (panel, rows) in lines.chunks_exact_mut(pairs.max(1)).zip(weights.chunks((PANEL * inputs).max(1))) {
             for (output, row) in rows.chunks_exact(inputs.max(1)).enumerate() {
-                for (line, pair) in panel.iter_mut().zip(row.chunks(2)) {
-                    line.0[2 * output..2 * output + pair.len()].copy_from_slice(pair);
+                let (whole, last) = row.as_chunks::<2>();
+                for (line, &pair) in panel.iter_mut().zip(whole) {
+                    line.0[output] = pair;
+                }
+                if let (Some(line), &[last]) = (panel.last_mut(), last) {
+                    line.0[output] = [last, 0];
                 }
             }
         }
@@ -193,47 +197,61 @@ struct Panels<'a, 'b, E> {
 
 impl<E: Element> Work for Panels<'_, '_, E> {
     #[inline(always)]
-    fn run<M: multiply::Multiply>(self, multiplier: M) {
-        let first = self.own.start;
-        for panel in self.own {
-            let pairs = self.matrix.inputs.div_ceil(2);
-            let lines = &self.matrix.lines[panel * pairs..(panel + 1) * pairs];
-            let outputs = panel * PANEL..self.matrix.factors.len().min((panel + 1) * PANEL);
-            let factors = &self.matrix.factors[outputs.clone()];
-            let bias = self.matrix.bias.as_ref().map(|bias| &bias[outputs.clone()]);
-            let begin = (panel - first) * PANEL;
-            for tile in self.tiles {
-                multiplier.tile(lines, &tile.pairs, tile.width, |index, sums| {
-                    // Rows that fill up a tile have no place.
-                    if let Some(row) = tile.rows.clone().nth(index) {
-                        let place = &mut self.rows[row][begin..begin + outputs.len()];
-                        let sums = sums.iter().map(|&sum| sum as f32);
-                        finish(sums, self.scales[row], factors, bias, place);
-                    }
-                });
-            }
+    fn run<M: multiply::Multiply>(mut self, multiplier: M) {
+        let streams = self.tiles.first().map_or(1, |tile| multiplier.streams(tile.width));
+        // Each stream has a run of panels of its own; what is left over comes one by one.
+        let (begin, run) = (self.own.start, self.own.len() / streams);
+        for first in begin..begin + run {
+            self.multiply(multiplier, first, run, streams);
+        }
+        for panel in begin + streams * run..self.own.end {
+            self.multiply(multiplier, panel, 0, 1);
         }
     }
 }
 
-/// From exact sums to the numbers they stand for.
+impl<E: Element> Panels<'_, '_, E> {
+    /// The outputs of `count` panels that are read side by side, each `stride` behind the one before, for all rows.
+    #[inline(always)]
+    fn multiply<M: multiply::Multiply>(&mut self, multiplier: M, first: usize, stride: usize, count: usize) {
+        let pairs = self.matrix.inputs.div_ceil(2);
+        let mut lines = [&self.matrix.lines[..0]; STREAMS_MAX];
+        for (stream, lines) in lines[..count].iter_mut().enumerate() {
+            *lines = &self.matrix.lines[(first + stream * stride) * pairs..][..pairs];
+        }
+        for tile in self.tiles {
+            multiplier.tile(&lines[..count], &tile.pairs, tile.width, |stream, index, sums| {
+                let panel = first + stream * stride;
+                let outputs = panel * PANEL..self.matrix.factors.len().min((panel + 1) * PANEL);
+                let begin = (panel - self.own.start) * PANEL;
+                let factors = &self.matrix.factors[outputs.clone()];
+                let bias = self.matrix.bias.as_ref().map(|bias| &bias[outputs.clone()]);
+                // Rows that fill up a tile have no place.
+                if let Some(row) = tile.rows.clone().nth(index) {
+                    let place = &mut self.rows[row][begin..begin + outputs.len()];
+                    finish(&sums.map(|sum| sum as f32), self.scales[row], factors, bias, place);
+                }
+            });
+        }
+    }
+}
+
+/// From exact sums of some outputs to the numbers they stand for.
 #[inline(always)]
-fn finish<E: Element>(
-    sums: impl Iterator<Item = f32>,
-    scale: f32,
-    factors: &[f32],
-    bias: Option<&[f32]>,
-    product: &mut [E],
-) {
+#[allow(clippy::needless_range_loop, reason = "a loop over four slices at once is not compiled to vectors as adapters")]
+fn finish<E: Element>(sums: &[f32], scale: f32, factors: &[f32], bias: Option<&[f32]>, product: &mut [E]) {
+    let count = product.len();
+    let (sums, factors) = (&sums[..count], &factors[..count]);
     match bias {
         None => {
-            for ((place, sum), &factor) in product.iter_mut().zip(sums).zip(factors) {
-                *place = E::from_f32(sum * factor * scale);
+            for output in 0..count {
+                product[output] = E::from_f32(sums[output] * factors[output] * scale);
             }
         }
         Some(bias) => {
-            for (((place, sum), &factor), &bias) in product.iter_mut().zip(sums).zip(factors).zip(bias) {
-                *place = E::from_f32(sum * factor * scale + bias);
+            let bias = &bias[..count];
+            for output in 0..count {
+                product[output] = E::from_f32(sums[output] * factors[output] * scale + bias[output]);
             }
         }
     }
@@ -255,7 +273,7 @@ impl<E: Element> WithSimd for Finish<'_, E> {
         let outputs = self.matrix.outputs();
         let rows = self.sums.chunks_exact(outputs).zip(self.product.chunks_exact_mut(outputs));
         for ((sums, product), &scale) in rows.zip(self.scales) {
-            finish(sums.iter().copied(), scale, &self.matrix.factors, self.matrix.bias.as_deref(), product);
+            finish(sums, scale, &self.matrix.factors, self.matrix.bias.as_deref(), product);
         }
     }
 }

@@ -16,6 +16,7 @@ from paceline._core import PlanRefused, Pulse, set_kernel_threads
 from paceline.attention.contracts import Contract
 from paceline.layers.plain import PLAIN_WEIGHTS
 from paceline.layers.quantization import Quantization
+from paceline.layers.wide import WIDE_LAYOUTS
 from paceline.parallel.collectives import PeerLostError
 from paceline.parallel.placement import Placement
 from paceline.v1.worker_pb2 import (
@@ -77,6 +78,7 @@ class Execution:
         torch.set_num_threads(threads)
         set_kernel_threads(threads)
         started = time.monotonic()
+        WIDE_LAYOUTS.put_off()
         self._loaded = loaded = load(folder, dp_rank, welcome, self._groups, self._progress)
         keep_freed_memory()
         self._runner = Runner(loaded, pulse, dp_rank=dp_rank, is_lockstep=settings.lockstep, next_masks=outlet.next_masks)
@@ -168,6 +170,7 @@ class Execution:
         done = warm_up(self._loaded, self._settings, self._dp_rank)
         self._outlet.log(f"warm-up in {time.monotonic() - started:.1f} s: {done.describe()}")
         self._progress("warming up", 1, 1)
+        WIDE_LAYOUTS.make_up()
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         self._outlet.send_control(ControlFromWorker(progress=Progress(stage=stage, done=done, total=total)))

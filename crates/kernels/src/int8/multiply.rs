@@ -11,6 +11,8 @@ use super::Line;
 pub(super) const PANEL: usize = 32;
 /// Rows that may be multiplied side by side; a tile is filled up to one of these.
 pub(super) const WIDTHS: [usize; 5] = [1, 2, 4, 8, 12];
+/// Panels that may be read side by side; the processor fetches each ahead.
+pub(super) const STREAMS_MAX: usize = 4;
 
 /// Two inputs that follow each other, of one row.
 pub(super) type Pair = [i16; 2];
@@ -152,38 +154,62 @@ pub(super) trait Multiply: Copy {
     /// The sums as numbers.
     fn numbers(self, sums: Self::Sums) -> [i32; PANEL];
 
-    /// Hands to `done` the index of each row of a tile of `width` rows, and its sums over a panel.
+    /// Panels that are read side by side where all rows are in one tile of `width`: as many as registers hold sums of.
     #[inline(always)]
-    fn tile(self, panel: &[Line], pairs: &[Pair], width: usize, done: impl FnMut(usize, &[i32; PANEL])) {
+    fn streams(self, width: usize) -> usize {
         match width {
-            1 => tile::<Self, 1>(self, panel, pairs, done),
-            2 => tile::<Self, 2>(self, panel, pairs, done),
-            4 => tile::<Self, 4>(self, panel, pairs, done),
-            8 => tile::<Self, 8>(self, panel, pairs, done),
-            _ => tile::<Self, 12>(self, panel, pairs, done),
+            1 | 2 if Self::ROWS_MAX > 4 => STREAMS_MAX,
+            4 if Self::ROWS_MAX > 4 => STREAMS_MAX / 2,
+            _ => 1,
+        }
+    }
+
+    /// Hands to `done` the index of each of some panels and of each row of a tile of `width` rows, and their sums.
+    #[inline(always)]
+    fn tile(self, panels: &[&[Line]], pairs: &[Pair], width: usize, done: impl FnMut(usize, usize, &[i32; PANEL])) {
+        match (panels.len(), width) {
+            (4, 1) => tile::<Self, 4, 1>(self, panels, pairs, done),
+            (4, 2) => tile::<Self, 4, 2>(self, panels, pairs, done),
+            (2, 4) => tile::<Self, 2, 4>(self, panels, pairs, done),
+            (1, 1) => tile::<Self, 1, 1>(self, panels, pairs, done),
+            (1, 2) => tile::<Self, 1, 2>(self, panels, pairs, done),
+            (1, 4) => tile::<Self, 1, 4>(self, panels, pairs, done),
+            (1, 8) => tile::<Self, 1, 8>(self, panels, pairs, done),
+            (1, 12) => tile::<Self, 1, 12>(self, panels, pairs, done),
+            (panels, width) => unreachable!("{panels} panels side by side for {width} rows"),
         }
     }
 }
 
 #[inline(always)]
-fn tile<M: Multiply, const ROWS: usize>(
+#[allow(clippy::needless_range_loop, reason = "adapters over vectors are not inlined into code for wider vectors")]
+fn tile<M: Multiply, const PANELS: usize, const ROWS: usize>(
     multiplier: M,
-    panel: &[Line],
+    panels: &[&[Line]],
     pairs: &[Pair],
-    mut done: impl FnMut(usize, &[i32; PANEL]),
+    mut done: impl FnMut(usize, usize, &[i32; PANEL]),
 ) {
     if ROWS > M::ROWS_MAX {
         return;
     }
-    let mut sums = [multiplier.zero(); ROWS];
-    for (line, pairs) in panel.iter().zip(pairs.as_chunks::<ROWS>().0) {
-        let weights = multiplier.widen(line);
-        for row in 0..ROWS {
-            sums[row] = multiplier.add(sums[row], weights, pairs[row]);
+    let pairs = pairs.as_chunks::<ROWS>().0;
+    let mut streams = [panels[0]; PANELS];
+    for panel in 0..PANELS {
+        streams[panel] = &panels[panel][..pairs.len()];
+    }
+    let mut sums = [[multiplier.zero(); ROWS]; PANELS];
+    for index in 0..pairs.len() {
+        for panel in 0..PANELS {
+            let weights = multiplier.widen(&streams[panel][index]);
+            for row in 0..ROWS {
+                sums[panel][row] = multiplier.add(sums[panel][row], weights, pairs[index][row]);
+            }
         }
     }
-    for row in 0..ROWS {
-        done(row, &multiplier.numbers(sums[row]));
+    for panel in 0..PANELS {
+        for row in 0..ROWS {
+            done(panel, row, &multiplier.numbers(sums[panel][row]));
+        }
     }
 }
 
@@ -260,7 +286,7 @@ struct Plain;
 
 impl Multiply for Plain {
     const ROWS_MAX: usize = 2;
-    type Weights = [i8; 2 * PANEL];
+    type Weights = [[i8; 2]; PANEL];
     type Sums = [i32; PANEL];
 
     #[inline(always)]
@@ -275,7 +301,7 @@ impl Multiply for Plain {
 
     #[inline(always)]
     fn add(self, mut sums: Self::Sums, weights: Self::Weights, pair: Pair) -> Self::Sums {
-        for (sum, weights) in sums.iter_mut().zip(weights.as_chunks::<2>().0) {
+        for (sum, weights) in sums.iter_mut().zip(weights) {
             let product = |index: usize| i32::from(weights[index]) * i32::from(pair[index]);
             // Sums of so few products of bytes fit.
             *sum = sum.wrapping_add(product(0) + product(1));
