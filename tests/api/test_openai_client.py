@@ -60,7 +60,13 @@ def test_a_chat_streams_role_text_and_usage(client: openai.OpenAI) -> None:
     assert chunks[0].choices[0].delta.role == "assistant"
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
-    assert chunks[-1].usage == whole.usage
+    usage = chunks[-1].usage
+    assert whole.usage is not None
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    # The second time the prompt's whole blocks come from the cache, and nothing else of the usage differs.
+    assert usage.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1) // 16 * 16 > 0
+    assert usage == whole.usage.model_copy(update={"prompt_tokens_details": usage.prompt_tokens_details})
 
 
 def test_choices_batches_and_log_probabilities(client: openai.OpenAI) -> None:

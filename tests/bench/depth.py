@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[list[object]]
                 daemons = []
                 for depth in DEPTHS:
                     arguments = [*case.arguments, "-dp", str(dp), "--served-model-name", "bench"]
-                    arguments += ["--scheduling-depth", str(depth)]
+                    arguments += ["--scheduling-depth", str(depth), "--no-enable-prefix-caching"]
                     daemon = Daemon(arguments, log_path=folder / f"{case.name} {dp} {depth}.log")
                     stack.callback(daemon.stop)
                     daemons.append(daemon.wait_ready(limit_s=300))

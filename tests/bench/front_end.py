@@ -55,7 +55,7 @@ def processor_s(pid: int) -> float:
 def measure(options: argparse.Namespace, folder: Path) -> Iterator[list[object]]:
     model = make_model(folder / "model")
     worker = f"{PROGRAMS / 'paceline-scripted-worker'} --vocab-size 900 --num-blocks 200000"
-    arguments = [model, "--skip-prepare", "-dp", str(options.dp), "--worker-command", worker]
+    arguments = [model, "--skip-prepare", "-dp", str(options.dp), "--worker-command", worker, "--no-enable-prefix-caching"]
     daemon = Daemon(arguments, log_path=folder / "daemon.log", command=[PROGRAMS / "paceline"])
     try:
         daemon.wait_ready()

@@ -29,7 +29,9 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def start(options: argparse.Namespace, model: Path, dp: int, log_path: Path) -> Daemon:
-    arguments = [str(model), "-dp", str(dp), "--dtype", options.dtype, "--served-model-name", "bench", *options.serve]
+    # Prompts come again at every concurrency: what is measured is computing them.
+    arguments = [str(model), "-dp", str(dp), "--dtype", options.dtype, "--served-model-name", "bench"]
+    arguments += ["--no-enable-prefix-caching", *options.serve]
     return Daemon(arguments, log_path=log_path)
 
 

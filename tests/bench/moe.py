@@ -31,7 +31,8 @@ def prompts(count: int) -> list[str]:
 def start(dp: int, k: int, options: argparse.Namespace, log_path: Path) -> Daemon:
     drafts = json.dumps({"method": "mtp", "num_speculative_tokens": k}) if k else "none"
     arguments = ["--demo", "moe", "-dp", str(dp), "--speculative-config", drafts, "--served-model-name", "bench"]
-    return Daemon([*arguments, *options.serve], log_path=log_path)
+    # Prompts come again at every concurrency: what is measured is computing them.
+    return Daemon([*arguments, "--no-enable-prefix-caching", *options.serve], log_path=log_path)
 
 
 def samples(daemon: Daemon) -> dict[str, float]:

@@ -32,8 +32,8 @@ CALLS: list[tuple[str, dict[str, object]]] = [
     ("/tokenize", {"messages": CONVERSATION}),
 ]
 
-OWN = {"id", "created", "created_at", "system_fingerprint", "item_id", "response_id"}
-"""Fields that differ from answer to answer."""
+OWN = {"id", "created", "created_at", "system_fingerprint", "item_id", "response_id", "cached_tokens"}
+"""Fields that differ from answer to answer; how much of a prompt is cached depends on what the rank has run before."""
 
 
 def plain(value: object) -> object:
@@ -52,7 +52,7 @@ def joined(chunks: list[dict]) -> object:
             text = choice.get("text") or choice.get("delta", {}).get("content") or ""
             texts[choice["index"]] = texts.get(choice["index"], "") + text
             ends[choice["index"]] = choice["finish_reason"] or ends.get(choice["index"])
-    return texts, ends, [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+    return texts, ends, [plain(chunk["usage"]) for chunk in chunks if chunk.get("usage")]
 
 
 def answers(daemon: Daemon, rank: Rank) -> list[object]:

@@ -27,6 +27,8 @@ class Setup:
     concurrency: int
     # Requests longer than this do not fit, and the others must preempt each other.
     longest_tokens: int | None = None
+    # Whether prompts that come again are read from the cache.
+    cached: bool = True
 
 
 # 31 blocks of 4 tokens hold the longest request of 124 tokens and little else, so that requests which started together
@@ -34,7 +36,7 @@ class Setup:
 SMALL_CACHE = ("--max-model-len", "128", "--block-size", "4", "--num-gpu-blocks-override", "31")
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
 SETUPS = [
-    Setup("one rank, one at a time", ("-dp", "1"), 1),
+    Setup("one rank, one at a time, no prefix cache", ("-dp", "1", "--no-enable-prefix-caching"), 1, cached=False),
     Setup("two ranks, 16 at once", ("-dp", "2"), 16),
     Setup("two ranks, small cache and budget", ("-dp=2", *SMALL_CACHE, "--max-num-batched-tokens", "32"), 16, 124),
     Setup(
@@ -83,14 +85,19 @@ def test_text_is_that_of_transformers(
     calls: list[dict[str, Any]],
     start_daemon: Any,
 ) -> None:
-    """Greedy tokens are equal one by one, log-probabilities within 1e-3, seeded text and a forced call the same in every setup."""
+    """Greedy tokens are equal one by one, log-probabilities within 1e-3, seeded text and a forced call the same in every setup.
+
+    Prompts come again. The first setup computes them again, the others read them from the prefix cache: the same text.
+    """
     daemon = start_daemon(folder, "--dtype", "float32", "--tool-call-parser", "hermes", *setup.arguments)
     daemon.wait_ready(limit_s=120)
     fits = (len(item.prompt) + NEW_TOKENS <= (setup.longest_tokens or 8192) for item in expected)
     expected = list(compress(expected, fits))
     prompts = [item.prompt for item in expected]
 
-    for item, (tokens, logprobs) in zip(expected, greedy(daemon, prompts, NEW_TOKENS, setup.concurrency), strict=True):
+    answers = greedy(daemon, prompts, NEW_TOKENS, setup.concurrency)
+    again = greedy(daemon, prompts[::4], NEW_TOKENS, setup.concurrency)
+    for item, (tokens, logprobs) in zip([*expected, *expected[::4]], [*answers, *again], strict=True):
         assert tokens == item.tokens, f"prompt of {len(item.prompt)} tokens"
         assert logprobs == pytest.approx(item.logprobs, abs=1e-3)
 
@@ -105,6 +112,8 @@ def test_text_is_that_of_transformers(
 
     preemptions = counter(daemon, "paceline_preemptions_total")
     assert (preemptions > 0) == (setup.longest_tokens is not None), f"{preemptions} preemptions"
+    hits = counter(daemon, "paceline_prefix_cache_hit_tokens_total")
+    assert (hits > 0) == setup.cached, f"{hits} tokens from the cache"
 
 
 def test_what_the_backend_cannot_take_is_bad_usage(folder: Path, start_daemon: Any) -> None:

@@ -306,9 +306,12 @@ pub(crate) struct Flags {
     /// Key of the certificate, in PEM
     #[arg(long, help_heading = "Network", value_name = "FILE")]
     pub(crate) ssl_keyfile: Option<PathBuf>,
-    /// Keep the KV of earlier prompts, and compute only what is new of a later one [default: off]
+    /// Keep the KV of earlier prompts, and compute only what is new of a later one [default: on]
     #[arg(long, help_heading = "Scheduling", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) enable_prefix_caching: Option<bool>,
+    /// Compute every prompt anew: another name for --enable-prefix-caching=false
+    #[arg(long, help_heading = "Scheduling", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) no_enable_prefix_caching: Option<bool>,
     /// Who goes first: fcfs, or by priority, which may then take the seat or the blocks of a lower one [default: by
     /// priority in the queue, and nobody loses a seat]
     #[arg(long, help_heading = "Scheduling")]

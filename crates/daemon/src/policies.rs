@@ -2,7 +2,9 @@
 
 use paceline_scheduler::{Alignment, CacheSecret, Policies};
 
+use crate::Failure;
 use crate::flags::{Flags, PlacementLoad, SchedulingPolicy, Switch};
+use crate::settings::usage;
 
 /// How even the prompts of a group's ranks are when they run together.
 const EVEN_PERCENT: u32 = 90;
@@ -26,9 +28,23 @@ pub(crate) fn policies(flags: &Flags) -> Policies {
     }
 }
 
+/// Whether the KV of earlier prompts is kept.
+///
+/// # Errors
+/// [`Failure::Usage`] when both names of the flag are given and contradict each other.
+pub(crate) fn caches_prefixes(flags: &Flags) -> Result<bool, Failure> {
+    match (flags.enable_prefix_caching, flags.no_enable_prefix_caching) {
+        (Some(on), Some(off)) if on == off => {
+            Err(usage(format!("--enable-prefix-caching is {on}, and --no-enable-prefix-caching is {off}: give one")))
+        }
+        (on, off) => Ok(on.or(off.map(|off| !off)).unwrap_or(true)),
+    }
+}
+
 /// The secret of the prefix cache's keys, drawn anew at every start; nothing when the cache is off.
 pub(crate) fn prefix_cache(flags: &Flags) -> Option<CacheSecret> {
-    (flags.enable_prefix_caching == Some(true)).then(|| CacheSecret::new(rand::random(), rand::random()))
+    let caches = caches_prefixes(flags).unwrap_or(true);
+    caches.then(|| CacheSecret::new(rand::random(), rand::random()))
 }
 
 #[cfg(test)]
@@ -39,11 +55,9 @@ mod tests {
     fn policies_are_off_unless_asked_for() {
         let flags = Flags::default();
         assert_eq!(policies(&flags), Policies::default());
-        assert_eq!(prefix_cache(&flags), None);
         let fcfs = Flags { scheduling_policy: Some(SchedulingPolicy::Fcfs), ..Flags::default() };
         assert!(!policies(&fcfs).priority);
         let flags = Flags {
-            enable_prefix_caching: Some(true),
             scheduling_policy: Some(SchedulingPolicy::Priority),
             prefill_alignment_steps: Some(20),
             ..Flags::default()
@@ -60,6 +74,28 @@ mod tests {
         let chosen = policies(&others);
         assert!(!chosen.load_in_tokens && !chosen.prefix_affinity);
         assert_eq!((chosen.watermark_blocks, chosen.preemptions_free), (3, 0));
-        assert_ne!(prefix_cache(&flags), prefix_cache(&flags), "never the same secret twice");
+    }
+
+    #[test]
+    fn prefixes_are_cached_unless_either_name_says_no() {
+        let flags = |enable_prefix_caching, no_enable_prefix_caching| Flags {
+            enable_prefix_caching,
+            no_enable_prefix_caching,
+            ..Flags::default()
+        };
+        for (on, off, expected) in [
+            (None, None, true),
+            (Some(true), None, true),
+            (Some(false), None, false),
+            (None, Some(true), false),
+            (None, Some(false), true),
+            (Some(false), Some(true), false),
+        ] {
+            let flags = flags(on, off);
+            assert_eq!(prefix_cache(&flags).is_some(), expected, "{on:?} {off:?}");
+            assert_eq!(prefix_cache(&flags) == prefix_cache(&flags), !expected, "never the same secret twice");
+        }
+        let error = caches_prefixes(&flags(Some(true), Some(true))).expect_err("both").to_string();
+        assert!(error.contains("--enable-prefix-caching is true, and --no-enable-prefix-caching is true"), "{error}");
     }
 }

@@ -105,6 +105,7 @@ impl Settings {
     fn check(&self) -> Result<(), Failure> {
         let flags = &self.flags;
         flags.check_surface()?;
+        policies::caches_prefixes(flags)?;
         within("--max-num-seqs", self.max_num_seqs().into(), 1, 65_536)?;
         within("--max-num-batched-tokens", self.max_num_batched_tokens().into(), 1, 1 << 24)?;
         within("--block-size", self.block_size().into(), 1, 4_096)?;
