@@ -151,7 +151,8 @@ impl Placement<'_> {
     }
 
     /// The rank with the least to do before it has done this too, among those that have room for it. An empty rank waits
-    /// for none whose step is not done (rule 12).
+    /// for none that may not take the request after all (rule 12): what a rank of another group has to spare is certain
+    /// only while no row of its own and no step in flight can take it first.
     fn best(&self, request: &Request, views: &[View]) -> Option<Offer> {
         let (mut any, mut at_once) = (Choice::default(), Choice::default());
         let mut one_is_empty = false;
@@ -165,7 +166,8 @@ impl Placement<'_> {
             let prompt_tokens = view.prompt_tokens;
             let candidate = Candidate { position, blocks, hit_tokens, prompt_tokens, key, uncached };
             any.consider(candidate);
-            if view.index.is_some() || !self.in_flight[self.ranks[position].group] {
+            let is_certain = view.requests == 0 && !self.in_flight[self.ranks[position].group];
+            if view.index.is_some() || is_certain {
                 at_once.consider(candidate);
             }
             one_is_empty |= view.index.is_some() && view.requests == 0;

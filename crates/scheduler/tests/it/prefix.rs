@@ -241,6 +241,26 @@ fn an_empty_rank_waits_for_no_prefix_of_a_rank_whose_step_is_not_done() {
     }
 }
 
+/// The same while no step is in flight: rank 0 has rows, whose next tokens may take the blocks that it seems to have.
+#[test]
+fn an_empty_rank_waits_for_no_prefix_of_a_rank_with_rows() {
+    let mut config = cached(lockstep(2, 8, 0));
+    config.groups = Config::dense_groups(2);
+    let mut world = World::new(config);
+    let first = world.submit_to(0, 320, 2);
+    world.drain();
+    world.submit_to(0, 10, 50);
+    let (_, busy) = world.launch(GroupId::new(0)).expect("a step of rank 0");
+    busy.into_iter().for_each(|pending| drop(world.deliver(pending)));
+    let spec = again(&mut world, first, 320);
+    let id = world.submit_spec(spec).expect("fits");
+    let (_, at_once) = world.launch(GroupId::new(1)).expect("a step of rank 1");
+    assert_eq!(world.scheduler.dp_rank_of(id), Some(DpRank::new(1)));
+    at_once.into_iter().for_each(|pending| drop(world.deliver(pending)));
+    world.drain();
+    world.assert_drained();
+}
+
 #[test]
 fn affinity_can_be_switched_off() {
     let mut config = cached(lockstep(2, 8, 0));

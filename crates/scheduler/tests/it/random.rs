@@ -268,10 +268,12 @@ proptest! {
     }
 }
 
-/// A request whose prefix was cached by a rank in flight waited beside an empty rank of another group.
+/// A request whose prefix a rank of another group has cached waited beside an empty rank: for a step in flight to end, and
+/// for blocks that the other rank's own rows took.
 #[test]
 fn worlds_that_broke_a_rule_once_hold_the_rules() {
     run(10_565_702_297_107_185_243, 0, 300);
+    run(17_183_824_781_268_367_838, 2, 300);
 }
 
 type Count = fn(&RankCounters) -> u64;
