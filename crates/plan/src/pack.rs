@@ -20,6 +20,16 @@ pub(crate) fn number(bytes: &mut Vec<u8>, number: impl Into<u64>) {
     if number <= 0x7f { bytes.push(number as u8) } else { long_number(bytes, number) }
 }
 
+/// Numbers, one after the other, most of which are small.
+#[inline]
+pub(crate) fn numbers<const COUNT: usize>(bytes: &mut Vec<u8>, numbers: [u32; COUNT]) {
+    if numbers.iter().fold(0, |all, number| all | number) <= 0x7f {
+        bytes.extend_from_slice(&numbers.map(|number| number as u8));
+    } else {
+        numbers.into_iter().for_each(|one| number(bytes, one));
+    }
+}
+
 fn long_number(bytes: &mut Vec<u8>, number: u64) {
     match number {
         0..=0xff => head(bytes, 0xcc, [number as u8]),
@@ -152,6 +162,10 @@ mod tests {
     fn it_writes_what_the_library_would() {
         for value in [0, 1, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x1_0000, 0xffff_ffff, 0x1_0000_0000, u64::MAX] {
             assert_eq!(packed(|bytes| number(bytes, value)), rmp_serde::to_vec(&value).expect("a number"), "{value}");
+        }
+        for values in [[0, 1, 0x7f], [0, 0x80, 1], [0xffff_ffff, 2, 0x100]] {
+            let theirs: Vec<u8> = values.iter().flat_map(|value| rmp_serde::to_vec(value).expect("a number")).collect();
+            assert_eq!(packed(|bytes| numbers(bytes, values)), theirs, "{values:?}");
         }
         for len in [0, 1, 15, 16, 0xffff, 0x1_0000] {
             let mut theirs = rmp_serde::to_vec(&vec![0u8; len]).expect("a list");

@@ -311,11 +311,9 @@ impl Pass {
     /// Adds the bytes of a [`PassWire`].
     pub(crate) fn append_to(&self, bytes: &mut Vec<u8>) {
         pack::list(bytes, 8);
-        pack::number(bytes, self.kind.code());
-        pack::number(bytes, self.mode() as u32);
-        pack::number(bytes, self.query_len().map_or(0, QueryLen::get));
-        pack::number(bytes, self.rows_padded().get());
-        pack::number(bytes, self.tokens_padded().get());
+        let query_len = self.query_len().map_or(0, QueryLen::get);
+        let (rows_padded, tokens_padded) = (self.rows_padded().get(), self.tokens_padded().get());
+        pack::numbers(bytes, [self.kind.code(), self.mode() as u32, query_len, rows_padded, tokens_padded]);
         pack::columns(bytes, &self.loads, |load| [load.rows_run(), load.tokens_run(), u32::from(load.is_dummy())]);
     }
 }

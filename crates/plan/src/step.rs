@@ -126,12 +126,9 @@ impl Coded for GroupPart {
     fn append_to(&self, bytes: &mut Vec<u8>) {
         let draft = &self.draft;
         pack::list(bytes, 8);
-        pack::number(bytes, draft.group.get());
-        pack::number(bytes, draft.epoch.get());
+        pack::numbers(bytes, [draft.group.get(), draft.epoch.get()]);
         pack::number(bytes, draft.step.get());
-        pack::number(bytes, draft.depth);
-        pack::number(bytes, draft.k_verify);
-        pack::number(bytes, draft.k_draft);
+        pack::numbers(bytes, [draft.depth, draft.k_verify, draft.k_draft]);
         pack::column(bytes, &draft.dp_ranks, |dp_rank| dp_rank.get());
         pack::list(bytes, draft.passes.len());
         draft.passes.iter().for_each(|pass| pass.append_to(bytes));

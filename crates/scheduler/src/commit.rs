@@ -89,7 +89,6 @@ impl Scheduler {
             let done = in_flight.pop_front().expect("there is a first one");
             spare::keep(&mut self.spare.flights, done.rows);
         }
-        outputs.reserve(sent.rows.len());
         let mut replies = reply.rows;
         let decode_rows: &[Row] = if decode_rows_are_plain { sent.decode_rows() } else { &[] };
         self.commit_plain(rank_index, decode_rows, &mut replies, outputs);
@@ -117,15 +116,12 @@ impl Scheduler {
             counters.drafts.count(row.drafts.min(seated.proposed), reply.accepted);
             seated.giving -= 1;
             seated.answer(1 + reply.accepted, row.drafts - reply.accepted, reply.proposed);
-            let (tokens, finished) = match reply.emitted.only() {
-                Some(token) => (Words::one(token), take_token(seated, recent, requests, token)),
-                None => {
-                    let finished = take_tokens(seated, recent, requests, reply);
-                    (std::mem::take(&mut reply.emitted), finished)
-                }
+            let only = reply.emitted.only();
+            let finished = match only {
+                Some(token) => take_token(seated, recent, requests, token),
+                None => take_tokens(seated, recent, requests, reply),
             };
-            emitted_tokens += tokens.len() as u64;
-            let (prompt_logprobs, logprobs) = (Logprobs::NONE, Logprobs::NONE);
+            emitted_tokens += only.map_or_else(|| reply.emitted.len() as u64, |_| 1);
             let (id, cached_tokens) = (recent.id, recent.cached_tokens);
             if block_size.is_some_and(|block_size| seated.fills_another(block_size)) {
                 publish(config, rank, row.seat, requests);
@@ -134,6 +130,8 @@ impl Scheduler {
                 rank.retire(row.seat, requests);
                 *ended += 1;
             }
+            let tokens = only.map_or_else(|| std::mem::take(&mut reply.emitted), Words::one);
+            let (prompt_logprobs, logprobs) = (Logprobs::NONE, Logprobs::NONE);
             Output { id, cached_tokens, prompt_logprobs, tokens, logprobs, finished }
         }));
         rank.counters.emitted_tokens += emitted_tokens;
@@ -150,6 +148,7 @@ impl Scheduler {
         outputs: &mut Vec<Output>,
     ) {
         let decode_rows = if prompts_only { 0 } else { sent.decode_rows().len() };
+        outputs.reserve(replies.len());
         let mut replies = replies.into_iter();
         for (sent, reply) in sent.iter().take(decode_rows).zip(&mut replies) {
             self.commit_row(rank_index, &sent, reply, outputs);

@@ -73,7 +73,8 @@ impl Scheduler {
     fn plan_on(&mut self, index: usize, desk: &mut Desk) -> Option<StepPlan> {
         let members = Arc::clone(&self.groups[index].members);
         let tick = self.groups[index].tick + 1;
-        let k_by_load = self.rules.k_by_load(self.running_most(&members));
+        let k_by_load =
+            if self.rules.k_is_fixed() { self.config.k } else { self.rules.k_by_load(self.running_most(&members)) };
         let Desk { selections, demands, prospects } = desk;
         selections.resize_with(selections.len().max(members.len()), Selection::default);
         let selections = &mut selections[..members.len()];
@@ -98,10 +99,7 @@ impl Scheduler {
             return None;
         };
         if matches!(decision.reason, ShapeReason::Held { .. }) {
-            for ((rank, selection), rows) in members.iter().zip(selections.iter_mut()).zip(&decision.decode_rows_run) {
-                self.hold_past_ladder(*rank, selection, *rows);
-            }
-            self.count_demands(&members, selections, demands);
+            self.hold_rows(&members, selections, &decision.decode_rows_run, demands);
         }
         let state = &mut self.groups[index];
         state.tick = tick;
@@ -148,8 +146,7 @@ impl Scheduler {
         let Group { id: group, epoch, step, tick, .. } = *state;
         let told = Told { keep_history, lookahead: config.lookahead(), k_draft, query_len, tick };
         spare::keep(&mut spare.counts, decode_rows_run);
-        let mut dp_ranks = spare::empty(&mut spare.dp_ranks);
-        dp_ranks.extend_from_slice(&state.dp_ranks);
+        let dp_ranks = spare.dp_ranks_like(&state.dp_ranks);
         let mut parts = spare.parts_of(members.len());
         let mut rows = spare::empty(&mut spare.flights);
         for (place, part) in parts.iter_mut().enumerate() {
@@ -161,8 +158,9 @@ impl Scheduler {
             rows.push(Some(sent));
         }
         let draft = GroupDraft { group, epoch, step, depth, k_verify, k_draft, dp_ranks, passes };
-        let plan = GroupPart::new(draft).and_then(|part| StepPlan::new(part, parts, limits));
-        let plan = plan.unwrap_or_else(|error| panic!("the scheduler's own plan, step {step}: {error}"));
+        let fault = |error| -> ! { panic!("the scheduler's own plan, step {step}: {error}") };
+        let part = GroupPart::new(draft).unwrap_or_else(|error| fault(error));
+        let plan = StepPlan::new(part, parts, limits).unwrap_or_else(|error| fault(error));
         state.in_flight.push_back(InFlight { step, k_draft, rows, owed: members.len() });
         plan
     }
@@ -270,9 +268,19 @@ impl Scheduler {
         }
     }
 
+    #[inline]
     fn count_demands(&self, members: &[usize], selections: &[Selection], demands: &mut Vec<Demand>) {
         demands.clear();
         demands.extend(members.iter().zip(selections).map(|(rank, selection)| selection.demand(&self.ranks[*rank])));
+    }
+
+    /// Holds what passes the ladder on every rank, and counts again.
+    #[inline(never)]
+    fn hold_rows(&self, members: &[usize], selections: &mut [Selection], run: &[u32], demands: &mut Vec<Demand>) {
+        for ((rank, selection), rows) in members.iter().zip(&mut *selections).zip(run) {
+            self.hold_past_ladder(*rank, selection, *rows);
+        }
+        self.count_demands(members, selections, demands);
     }
 
     /// Keeps the first `decode_rows` decode rows: those that waited longest.

@@ -116,7 +116,17 @@ impl ShapeRules {
     }
 
     /// k while the group's largest rank has `running` requests: the most drafts of a row that a step verifies.
+    #[inline]
     pub fn k_by_load(&self, running: u32) -> u32 {
+        if self.k_is_fixed() { self.k } else { self.k_of(running) }
+    }
+
+    /// Whether k is the same under every load.
+    pub(crate) const fn k_is_fixed(&self) -> bool {
+        self.k_by_rows.is_empty()
+    }
+
+    fn k_of(&self, running: u32) -> u32 {
         let covering = self.k_by_rows.iter().find(|entry| running <= entry.rows_most);
         covering.or(self.k_by_rows.last()).map_or(self.k, |entry| entry.k)
     }
@@ -203,14 +213,13 @@ pub(crate) fn decide_in(rules: &ShapeRules, demands: &[Demand], spare: &mut Spar
     let is_full = matches!(shape, Shape::Full { .. });
     let mut decode_rows_run = spare::empty(&mut spare.counts);
     decode_rows_run.extend(demands.iter().map(|demand| demand.decode_rows.min(rows_most)));
-    let mut loads = spare::empty(&mut spare.loads);
+    let (mut passes, mut loads) = spare.passes_and_loads();
     loads.extend(demands.iter().zip(&decode_rows_run).map(|(demand, decode_rows)| {
         let rows = Rows::new(decode_rows + demand.prompt_rows);
         let tokens = if is_full { rows.uniform_tokens(query_len) } else { Tokens::new(demand.tokens()) };
         if rows == Rows::ZERO { RankLoad::Dummy { query_len } } else { RankLoad::Real { rows, tokens } }
     }));
     let k_draft = if sampled > 0 { rules.k_draft(running) } else { 0 };
-    let mut passes = spare::empty(&mut spare.passes);
     if rules.drafter == Drafter::Model {
         let sampled = demands.iter().zip(&decode_rows_run).map(|(demand, rows)| rows + demand.sampled_prompt_rows);
         add_passes(rules, shape, loads, sampled, k_draft, (&mut passes, spare));
@@ -270,6 +279,7 @@ pub(crate) struct Padder<'a> {
 }
 
 impl<'a> Padder<'a> {
+    #[inline]
     pub(crate) fn new(rules: &'a ShapeRules, decision: &'a Decision) -> Self {
         let (pass, query_len) = (&decision.passes[0], decision.query_len());
         let ladder = match pass.shape() {

@@ -10,10 +10,12 @@ use crate::shape::Demand;
 /// Empty vectors that kept their memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spare {
-    pub(crate) passes: Vec<Vec<Pass>>,
+    /// Passes of old plans, whose loads are used again.
+    passes: Vec<Vec<Pass>>,
     pub(crate) loads: Vec<Vec<RankLoad>>,
     pub(crate) counts: Vec<Vec<u32>>,
-    pub(crate) dp_ranks: Vec<Vec<DpRank>>,
+    /// Ranks of old plans: mostly those of new ones.
+    dp_ranks: Vec<Vec<DpRank>>,
     /// Parts of old plans, to be made anew in place.
     pub(crate) parts: Vec<Vec<RankPart>>,
     pub(crate) sent: Vec<SentRows>,
@@ -50,6 +52,27 @@ impl Spare {
         copy
     }
 
+    /// Memory for a step's passes, and for the loads of one of them.
+    pub(crate) fn passes_and_loads(&mut self) -> (Vec<Pass>, Vec<RankLoad>) {
+        let mut passes = self.passes.pop().unwrap_or_default();
+        let mut loads = passes.pop().map_or_else(|| empty(&mut self.loads), Pass::into_loads);
+        loads.clear();
+        while let Some(pass) = passes.pop() {
+            keep(&mut self.loads, pass.into_loads());
+        }
+        (passes, loads)
+    }
+
+    /// The same ranks once more.
+    pub(crate) fn dp_ranks_like(&mut self, dp_ranks: &[DpRank]) -> Vec<DpRank> {
+        let mut like = self.dp_ranks.pop().unwrap_or_default();
+        if like != dp_ranks {
+            like.clear();
+            like.extend_from_slice(dp_ranks);
+        }
+        like
+    }
+
     /// Parts for so many ranks, to be made anew.
     pub(crate) fn parts_of(&mut self, ranks: usize) -> Vec<RankPart> {
         match self.parts.pop_if(|parts| parts.len() == ranks) {
@@ -69,12 +92,9 @@ impl Spare {
     /// Takes a plan apart.
     pub(crate) fn keep_plan(&mut self, plan: StepPlan) {
         let (group, parts) = plan.into_parts();
-        let mut group = group.into_draft();
+        let group = group.into_draft();
         self.parts.push(parts);
-        for pass in group.passes.drain(..) {
-            keep(&mut self.loads, pass.into_loads());
-        }
         self.passes.push(group.passes);
-        keep(&mut self.dp_ranks, group.dp_ranks);
+        self.dp_ranks.push(group.dp_ranks);
     }
 }
