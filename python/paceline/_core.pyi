@@ -26,6 +26,7 @@ __all__ = [
     "encode_masks_for_test",
     "encode_step_for_test",
     "gate",
+    "has_matrix_instructions",
     "linear",
     "philox_noise",
     "quantise_rows",
@@ -449,9 +450,12 @@ def linear(
 ) -> None:
     """Write `x @ weight.T + bias` of bfloat16 to `product [rows, outputs]`, added up in fp32.
 
-    `x` is `[rows, inputs]`, `weight` `[outputs, inputs]`, `inputs` even. Made for a few rows. A row's result does not
-    depend on the others.
+    `x` is `[rows, inputs]`, `weight` `[outputs, inputs]`, `inputs` even. Made for few rows. A row's result
+    does not depend on the others.
     """
+
+def has_matrix_instructions() -> bool:
+    """Whether `linear` uses matrix instructions here, for at least 16 outputs, and inputs in multiples of 32."""
 
 def gate(gate_up: _Array, product: _Array) -> None:
     """Write `silu(gate) * up` to `product [rows, width]`, given `gate_up [rows, 2 * width]`, gates first."""

@@ -10,7 +10,7 @@ import torch
 
 from paceline import _core
 from paceline.layers.host import array_of
-from paceline.layers.linear import PLAIN_ROWS_MAX, Linear, can_pack
+from paceline.layers.linear import PLAIN_ROWS_MAX, TILE_ROWS_MAX, Linear, are_tiles, can_pack
 from paceline.layers.plain import PlainWeights
 
 
@@ -27,13 +27,24 @@ def test_few_rows_give_what_many_give(outputs: int, inputs: int) -> None:
             torch.testing.assert_close(linear(x[:rows]).float(), exact[:rows], rtol=1e-2, atol=1e-2)
 
 
-def test_a_row_gives_the_same_bits_whatever_it_comes_with() -> None:
-    linear, x = Linear(numbers(130, 94, seed=1), pack=True), numbers(PLAIN_ROWS_MAX, 94, seed=2)
-    if not can_pack(numbers(2, 2, seed=1)):
+@pytest.mark.parametrize(("outputs", "inputs"), [(130, 94), (130, 96)])
+def test_a_row_gives_the_same_bits_whatever_it_comes_with(outputs: int, inputs: int) -> None:
+    weight = numbers(outputs, inputs, seed=1)
+    if not can_pack(weight):
         return
+    rows = TILE_ROWS_MAX if are_tiles(weight) else PLAIN_ROWS_MAX
+    linear, x = Linear(weight, pack=True), numbers(rows, inputs, seed=2)
     together = linear(x)
-    for row in range(PLAIN_ROWS_MAX):
+    for row in range(rows):
         assert torch.equal(linear(x[row : row + 1]), together[row : row + 1])
+
+
+def test_which_weights_are_tiles() -> None:
+    weight = numbers(130, 96, seed=1)
+    assert are_tiles(weight) == _core.has_matrix_instructions()
+    assert not are_tiles(weight[:15])
+    assert not are_tiles(weight[:, :94])
+    assert not are_tiles(weight.float())
 
 
 def test_columns_of_a_wider_tensor_are_read() -> None:

@@ -46,7 +46,7 @@ mod _core {
     #[pymodule_export]
     use crate::launch::check_launch;
     #[pymodule_export]
-    use crate::linear::linear;
+    use crate::linear::{has_matrix_instructions, linear};
     #[pymodule_export]
     use crate::pulse::Pulse;
     #[pymodule_export]

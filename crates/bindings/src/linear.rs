@@ -32,3 +32,10 @@ pub(crate) fn linear(
     py.detach(|| paceline_kernels::linear(x, weight, bias, inputs, product));
     Ok(())
 }
+
+/// Whether products of bfloat16 are made with matrix instructions here: for at least 16 outputs, and inputs in multiples of
+/// 32.
+#[pyfunction]
+pub(crate) fn has_matrix_instructions() -> bool {
+    paceline_kernels::has_matrix_instructions()
+}

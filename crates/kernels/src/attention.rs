@@ -6,9 +6,11 @@
 
 mod rows;
 mod tile;
+mod tiled;
 
 use std::ops::Range;
 
+use paceline_tiles::Tiles;
 use pulp::{Arch, Simd, WithSimd};
 
 pub use rows::{Error, PassRows};
@@ -166,17 +168,32 @@ impl<E: Element> WithSimd for Attend<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
+        let (keys, values) = (E::halves(self.keys), self.values.and_then(E::halves));
+        let is_tiled = tiled::takes(self.shape.key_size, self.shape.value_size);
+        let mut tiles = if is_tiled && keys.is_some() { Tiles::new() } else { None };
         for row in self.share.clone() {
-            if self.rows.query_len(row) <= self.query_len_max {
-                for kv_head in 0..self.shape.kv_head_count {
-                    self.kv_head(simd, row, kv_head);
-                }
+            if self.rows.query_len(row) > self.query_len_max {
+                continue;
+            }
+            if let (Some(tiles), Some(keys)) = (&mut tiles, keys) {
+                self.row_tiled(simd, tiles, (keys, values), row);
+                continue;
+            }
+            for kv_head in 0..self.shape.kv_head_count {
+                self.kv_head(simd, row, kv_head);
             }
         }
     }
 }
 
 impl<E: Element> Attend<'_, E> {
+    /// The keys that query `token` of a row sees: they end behind its own, and begin a window before that.
+    #[inline(always)]
+    fn seen(&self, row: usize, token: usize) -> (usize, usize) {
+        let end = self.rows.kv_len(row) - self.rows.query_len(row) + token + 1;
+        (if self.window == 0 { 0 } else { end.saturating_sub(self.window) }, end)
+    }
+
     /// All queries of one row that share one cached head.
     #[inline(always)]
     fn kv_head<S: Simd>(&mut self, simd: S, row: usize, kv_head: usize) {
@@ -192,18 +209,13 @@ impl<E: Element> Attend<'_, E> {
                 self.tile.set_query(token * group + index, &heads[start..start + shape.key_size], self.scale);
             }
         }
-        // Keys that query `token` sees end behind its own, and begin a window before that.
-        let seen = |token: usize| {
-            let end = kv_len - query_len + token + 1;
-            (if self.window == 0 { 0 } else { end.saturating_sub(self.window) }, end)
-        };
         let slots = self.rows.slot_count();
         let keys = &self.keys[kv_head * slots * shape.key_size..][..slots * shape.key_size];
         let (values, value_stride) = match self.values {
             Some(pool) => (&pool[kv_head * slots * shape.value_size..][..slots * shape.value_size], shape.value_size),
             None => (keys, shape.key_size),
         };
-        let mut begin = seen(0).0 / CHUNK * CHUNK;
+        let mut begin = self.seen(row, 0).0 / CHUNK * CHUNK;
         while begin < kv_len {
             let end = kv_len.min(begin + CHUNK);
             for (place, slot, count) in self.rows.runs(row, begin, end) {
@@ -216,7 +228,7 @@ impl<E: Element> Attend<'_, E> {
                 self.tile.load_values(place, rows, shape.value_size, value_stride);
             }
             for token in 0..query_len {
-                let (from, to) = seen(token);
+                let (from, to) = self.seen(row, token);
                 let (from, to) = (from.clamp(begin, end) - begin, to.clamp(begin, end) - begin);
                 for query in token * group..(token + 1) * group {
                     if from < to {

@@ -10,6 +10,9 @@ pub trait Element: Copy + Send + Sync + 'static {
 
     /// The nearest number of this type, ties to even.
     fn from_f32(value: f32) -> Self;
+
+    /// The same numbers, if they are bits of bfloat16.
+    fn halves(numbers: &[Self]) -> Option<&[u16]>;
 }
 
 impl Element for f32 {
@@ -23,6 +26,11 @@ impl Element for f32 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         value
+    }
+
+    #[inline(always)]
+    fn halves(_numbers: &[Self]) -> Option<&[u16]> {
+        None
     }
 }
 
@@ -43,5 +51,10 @@ impl Element for u16 {
         // Rounding up the bits of a NaN could make another number of it.
         let kept = if value.is_nan() { bits | 0x0040_0000 } else { rounded };
         (kept >> 16) as u16
+    }
+
+    #[inline(always)]
+    fn halves(numbers: &[Self]) -> Option<&[u16]> {
+        Some(numbers)
     }
 }

@@ -1,12 +1,13 @@
-//! Products of a few rows with a weight as checkpoints store it: bfloat16, an output's weights side by side.
+//! Products of rows with a weight as checkpoints store it: bfloat16, an output's weights side by side.
 //!
-//! A decode step reads every weight once and does little with it, so that memory sets its time. A thread reads several
-//! places of its share at once, which the processor fetches ahead of each other, and each weight is widened once for all
-//! rows. The sums of a row are added up in one order, whatever rows it comes with.
+//! A decode step reads every weight once and does little with it, so that memory sets its time. Where there are matrix
+//! instructions, they do the arithmetic (`matrix.rs`). Elsewhere a thread reads several places of its share at once, which
+//! the processor fetches ahead of each other, and each weight is widened once for a few rows. The sums of a row are added up
+//! in one order, whatever rows it comes with.
 
 use pulp::{Arch, Simd, WithSimd};
 
-use crate::{Element, crew};
+use crate::{Element, crew, matrix};
 
 /// Rows that share a reading of the weights; more are taken in turns. With twice as many, arithmetic would set the time.
 const ROWS: usize = 4;
@@ -23,10 +24,18 @@ const LINE: usize = 16;
 /// # Panics
 /// If `inputs` is odd or 0, or lengths do not fit each other.
 pub fn linear(x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
-    linear_with(Arch::new(), x, weight, bias, inputs, product);
+    linear_with(None, x, weight, bias, inputs, product);
 }
 
-fn linear_with(arch: Arch, x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
+/// With matrix instructions where they serve, or with vectors of `arch`.
+fn linear_with(
+    arch: Option<Arch>,
+    x: &[u16],
+    weight: &[u16],
+    bias: Option<&[u16]>,
+    inputs: usize,
+    product: &mut [u16],
+) {
     assert!(inputs > 0 && inputs.is_multiple_of(2), "inputs come in pairs");
     assert!(x.len().is_multiple_of(inputs) && weight.len().is_multiple_of(inputs), "whole rows");
     let (rows, outputs) = (x.len() / inputs, weight.len() / inputs);
@@ -37,6 +46,10 @@ fn linear_with(arch: Arch, x: &[u16], weight: &[u16], bias: Option<&[u16]>, inpu
     if product.is_empty() {
         return;
     }
+    if arch.is_none() && matrix::takes(outputs, inputs) {
+        return matrix::multiply(x, weight, bias, inputs, product);
+    }
+    let arch = arch.unwrap_or_default();
     let wide = arch.dispatch(Widen { x, inputs });
     let part = outputs.div_ceil(crew::parts(outputs, weight.len())).next_multiple_of(LINE);
     // Of each part, its columns of every row.
@@ -239,14 +252,14 @@ mod tests {
         (0..count).map(number).collect()
     }
 
-    fn archs() -> Vec<Arch> {
-        let mut archs = vec![Arch::Scalar, Arch::new()];
+    fn archs() -> Vec<Option<Arch>> {
+        let mut archs = vec![None, Some(Arch::Scalar), Some(Arch::new())];
         #[cfg(target_arch = "x86_64")]
-        archs.extend(pulp::x86::V3::try_new().map(Arch::V3));
+        archs.extend(pulp::x86::V3::try_new().map(|v3| Some(Arch::V3(v3))));
         archs
     }
 
-    fn product(arch: Arch, x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize) -> Vec<u16> {
+    fn product(arch: Option<Arch>, x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize) -> Vec<u16> {
         let mut product = vec![0x7fc0; x.len() / inputs * (weight.len() / inputs)];
         linear_with(arch, x, weight, bias, inputs, &mut product);
         product

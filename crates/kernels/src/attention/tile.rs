@@ -2,6 +2,7 @@
 
 use pulp::Simd;
 
+use super::tiled::Queries;
 use crate::Element;
 use crate::exponential::exponential;
 
@@ -25,6 +26,8 @@ pub(super) struct Tile {
     maxima: Vec<f32>,
     weights: Vec<f32>,
     sums: Vec<f32>,
+    /// Where there are matrix instructions.
+    pub(super) queries_of_tiles: Vec<Queries>,
 }
 
 impl Tile {
@@ -106,7 +109,7 @@ impl Tile {
 
 /// The largest of `scores`, whole vectors of them, and `least`. NaN may be passed over: its weight is NaN all the same.
 #[inline(always)]
-fn largest<S: Simd>(simd: S, scores: &[f32], least: f32) -> f32 {
+pub(super) fn largest<S: Simd>(simd: S, scores: &[f32], least: f32) -> f32 {
     let scores = S::as_simd_f32s(scores).0;
     let mut maximum = simd.splat_f32s(least);
     for &score in scores {
@@ -117,7 +120,7 @@ fn largest<S: Simd>(simd: S, scores: &[f32], least: f32) -> f32 {
 
 /// The sum of whole vectors.
 #[inline(always)]
-fn total<S: Simd>(simd: S, parts: &[f32]) -> f32 {
+pub(super) fn total<S: Simd>(simd: S, parts: &[f32]) -> f32 {
     let parts = S::as_simd_f32s(parts).0;
     let mut sum = simd.splat_f32s(0.0);
     for &part in parts {

@@ -31,6 +31,7 @@ struct World {
     /// Padding of the inputs, which belongs to no row.
     padding: usize,
     is_latent: bool,
+    block_size: usize,
 }
 
 impl World {
@@ -40,12 +41,12 @@ impl World {
 
     fn blocks_of(&self, row: usize) -> Vec<usize> {
         // Odd numbers are prime to the count of blocks: every row strides through all of them.
-        let wanted = self.rows[row].kv_len.div_ceil(BLOCK_SIZE);
-        (0..wanted).map(|index| (row * 7 + index * 5 + 3) % BLOCK_COUNT).collect()
+        let wanted = self.rows[row].kv_len.div_ceil(self.block_size);
+        (0..wanted).map(|index| (row * 7 + index * 5 + 3) % (SLOTS / self.block_size)).collect()
     }
 
     fn attention(&self) -> Attention {
-        let width = self.rows.iter().map(|row| row.kv_len.div_ceil(BLOCK_SIZE)).max().expect("rows");
+        let width = self.rows.iter().map(|row| row.kv_len.div_ceil(self.block_size)).max().expect("rows");
         let mut starts = vec![0];
         let mut table = vec![0; width * self.rows.len()];
         for (index, row) in self.rows.iter().enumerate() {
@@ -55,7 +56,7 @@ impl World {
             }
         }
         let kv_lens: Vec<i32> = self.rows.iter().map(|row| row.kv_len as i32).collect();
-        let mut attention = Attention::new(BLOCK_COUNT, BLOCK_SIZE);
+        let mut attention = Attention::new(SLOTS / self.block_size, self.block_size);
         let slots = vec![-1; self.tokens() + self.padding];
         attention.rows_mut().set(&starts, &kv_lens, &table, width, &slots).expect("arrays that fit");
         attention
@@ -78,7 +79,7 @@ impl World {
             let slots: Vec<usize> = self
                 .blocks_of(index)
                 .iter()
-                .flat_map(|block| (0..BLOCK_SIZE).map(move |offset| block * BLOCK_SIZE + offset))
+                .flat_map(|block| (0..self.block_size).map(move |offset| block * self.block_size + offset))
                 .collect();
             for place in 0..row.query_len {
                 let end = row.kv_len - row.query_len + place + 1;
@@ -125,7 +126,8 @@ impl World {
 }
 
 fn row() -> impl Strategy<Value = Row> {
-    (1_usize..6, 0_usize..200).prop_map(|(query_len, before)| Row { query_len, kv_len: query_len + before })
+    (1_usize..8, prop_oneof![0_usize..200, 200_usize..700])
+        .prop_map(|(query_len, before)| Row { query_len, kv_len: query_len + before })
 }
 
 proptest! {
@@ -138,41 +140,58 @@ proptest! {
         padding in 0_usize..3,
         (head_count, kv_head_count) in prop_oneof![Just((3, 1)), Just((4, 2)), Just((2, 2))],
         key_size in prop_oneof![Just(8_usize), Just(64), Just(24)],
+        block_size in prop_oneof![Just(BLOCK_SIZE), Just(16), Just(64)],
     ) {
         let shape = Shape { head_count, kv_head_count, key_size, value_size: key_size };
-        World { shape, rows, window, padding, is_latent: false }.check();
+        World { shape, rows, window, padding, is_latent: false, block_size }.check();
     }
 
     #[test]
-    fn a_latent_is_key_and_value(rows in proptest::collection::vec(row(), 1..4), heads in 1_usize..5) {
-        let shape = Shape { head_count: heads, kv_head_count: 1, key_size: 88, value_size: 72 };
-        World { shape, rows, window: 0, padding: 1, is_latent: true }.check();
+    fn a_latent_is_key_and_value(
+        rows in proptest::collection::vec(row(), 1..4),
+        heads in 1_usize..5,
+        (key_size, value_size) in prop_oneof![Just((88, 72)), Just((96, 64)), Just((192, 128))],
+    ) {
+        let shape = Shape { head_count: heads, kv_head_count: 1, key_size, value_size };
+        World { shape, rows, window: 0, padding: 1, is_latent: true, block_size: BLOCK_SIZE }.check();
     }
 }
 
 /// Bit for bit: a drafted token's row must not read otherwise than the row that decodes it later.
 #[test]
 fn a_query_gives_the_same_whatever_it_comes_with() {
-    let shape = Shape { head_count: 4, kv_head_count: 2, key_size: 16, value_size: 16 };
-    let keys: Vec<u16> = numbers(2 * SLOTS * 16, 2);
-    let values: Vec<u16> = numbers(2 * SLOTS * 16, 3);
-    let queries: Vec<u16> = numbers(5 * 64, 1);
-    let table: Vec<i32> = (0..40).map(|block| (block * 3 + 1) % 64).collect();
+    // Of heads that are tiles and of others; of eight that share a key, five queries are more than one tile.
+    for (size, head_count) in [(16, 4), (64, 4), (64, 16)] {
+        same_alone_and_together(Shape { head_count, kv_head_count: 2, key_size: size, value_size: size });
+    }
+}
+
+fn same_alone_and_together(shape: Shape) {
+    let width = shape.head_count * shape.key_size;
+    let keys: Vec<u16> = numbers(2 * SLOTS * shape.key_size, 2);
+    let values: Vec<u16> = numbers(2 * SLOTS * shape.key_size, 3);
+    let queries: Vec<u16> = numbers(5 * width, 1);
+    let table: Vec<i32> = (0..140).map(|block| (block * 3 + 1) % 64).collect();
     let run = |starts: &[i32], kv_lens: &[i32], first: usize, tokens: usize| {
         let mut attention = Attention::new(BLOCK_COUNT, BLOCK_SIZE);
-        attention.rows_mut().set(starts, kv_lens, &table.repeat(kv_lens.len()), 40, &vec![-1; tokens]).unwrap();
-        let mut output = vec![0_u16; tokens * 64];
-        let heads = Heads { data: &queries[first * 64..(first + tokens) * 64], row_width: 64, first: 0 };
+        attention
+            .rows_mut()
+            .set(starts, kv_lens, &table.repeat(kv_lens.len()), 140, &vec![-1; tokens])
+            .expect("arrays that fit");
+        let mut output = vec![0_u16; tokens * width];
+        let heads = Heads { data: &queries[first * width..(first + tokens) * width], row_width: width, first: 0 };
         attention.attend(shape, heads, &keys, Some(&values), 0.25, 0, 8, &mut output);
         output
     };
-    let together = run(&[0, 5], &[150], 0, 5);
-    for token in 0..5 {
-        let alone = run(&[0, 1], &[146 + token as i32], token, 1);
-        assert_eq!(together[token * 64..(token + 1) * 64], alone[..], "token {token}");
+    for kv_len in [150, 258, 514] {
+        let together = run(&[0, 5], &[kv_len], 0, 5);
+        for token in 0..5 {
+            let alone = run(&[0, 1], &[kv_len - 4 + token as i32], token, 1);
+            assert_eq!(together[token * width..(token + 1) * width], alone[..], "token {token} of {kv_len}");
+        }
+        let split = run(&[0, 2, 5], &[kv_len - 3, kv_len], 0, 5);
+        assert_eq!(together, split);
     }
-    let split = run(&[0, 2, 5], &[147, 150], 0, 5);
-    assert_eq!(together, split);
 }
 
 #[test]

@@ -1,0 +1,235 @@
+//! Products with matrix instructions, from weights as checkpoints store them, for any number of rows.
+//!
+//! Sixteen outputs times a line of inputs are a tile as they lie in memory, so that a thread reads the weights as one
+//! stream, once for up to 32 rows. The inputs are turned around for it, which is little work: every output uses them.
+//! The sums of a row are added up in one order, whatever rows it comes with.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use paceline_tiles::{INPUTS, Lines, SIDE, Square, Tiles};
+
+use crate::{Element, crew};
+
+/// Outputs that are multiplied side by side.
+const OUTPUTS: usize = 2 * SIDE;
+/// Least outputs of a thread.
+const SHARE: usize = 2 * OUTPUTS;
+/// Squares of inputs that stay in a core's second cache beside the weights: 1 MiB.
+const SQUARES_MAX: usize = (1 << 20) / size_of::<Square>();
+
+thread_local! {
+    /// Memory for inputs, used again.
+    static SQUARES: RefCell<Vec<Square>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Whether this machine has the instructions.
+pub fn has_matrix_instructions() -> bool {
+    Tiles::new().is_some()
+}
+
+/// Whether weights `[outputs, inputs]` can be taken as tiles.
+pub(crate) fn takes(outputs: usize, inputs: usize) -> bool {
+    outputs >= SIDE && inputs > 0 && inputs.is_multiple_of(INPUTS) && has_matrix_instructions()
+}
+
+/// `x @ weight.T + bias`, for shapes that [`takes`] allows.
+///
+/// # Panics
+/// If lengths do not fit each other, or there are no matrix instructions.
+pub(crate) fn multiply(x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
+    let outputs = weight.len() / inputs;
+    let rows_max = (SQUARES_MAX / (inputs / INPUTS) * SIDE).next_multiple_of(OUTPUTS);
+    let tiles = Tiles::new().expect("the instructions were asked for");
+    let mut squares = SQUARES.take();
+    for (x, product) in x.chunks(rows_max * inputs).zip(product.chunks_mut(rows_max * outputs)) {
+        squares.clear();
+        pack(&tiles, x, inputs, &mut squares);
+        let squares = &squares[..];
+        crew::run(shares(weight, bias, inputs, product).map(|mut share| move || share.multiply(squares)));
+    }
+    SQUARES.set(squares);
+}
+
+/// Adds squares of `x [rows, inputs]`: for each sixteen rows, one for each line of inputs. Rows that are not there are 0.
+pub(crate) fn pack(tiles: &Tiles, x: &[u16], inputs: usize, squares: &mut Vec<Square>) {
+    for rows in x.chunks(SIDE * inputs) {
+        for line in 0..inputs / INPUTS {
+            let mut words = Square::ZERO;
+            for (words, row) in words.0.iter_mut().zip(rows.chunks_exact(inputs)) {
+                let pairs = row[line * INPUTS..][..INPUTS].as_chunks::<2>().0;
+                for (word, pair) in words.iter_mut().zip(pairs) {
+                    *word = u32::from(pair[0]) | u32::from(pair[1]) << 16;
+                }
+            }
+            let mut square = Square::ZERO;
+            tiles.transpose(&words, &mut square);
+            squares.push(square);
+        }
+    }
+}
+
+/// Some outputs of every row: what one thread computes.
+struct Share<'a, 'b> {
+    weight: &'a [u16],
+    bias: Option<&'a [u16]>,
+    inputs: usize,
+    // Of each row.
+    product: Vec<&'b mut [u16]>,
+}
+
+/// The outputs, divided among threads.
+fn shares<'a, 'b>(
+    weight: &'a [u16],
+    bias: Option<&'a [u16]>,
+    inputs: usize,
+    product: &'b mut [u16],
+) -> impl Iterator<Item = Share<'a, 'b>> {
+    let outputs = weight.len() / inputs;
+    let count = crew::parts((outputs / SHARE).max(1), weight.len());
+    let start = move |part: usize| if part == count { outputs } else { outputs * part / count / OUTPUTS * OUTPUTS };
+    let ranges = (0..count).map(move |part| start(part)..start(part + 1));
+    let places = || Vec::with_capacity(product.len() / outputs);
+    let mut columns: Vec<Vec<&mut [u16]>> = (0..count).map(|_| places()).collect();
+    for mut row in product.chunks_exact_mut(outputs) {
+        for (places, Range { start, end }) in columns.iter_mut().zip(ranges.clone()) {
+            let (own, rest) = row.split_at_mut(end - start);
+            places.push(own);
+            row = rest;
+        }
+    }
+    columns.into_iter().zip(ranges).map(move |(product, Range { start, end })| Share {
+        weight: &weight[start * inputs..end * inputs],
+        bias: bias.map(|bias| &bias[start..end]),
+        inputs,
+        product,
+    })
+}
+
+impl Share<'_, '_> {
+    fn multiply(&mut self, squares: &[Square]) {
+        let mut tiles = Tiles::new().expect("the instructions were asked for");
+        let outputs = self.weight.len() / self.inputs;
+        for first in (0..outputs).step_by(OUTPUTS) {
+            // The last ones are taken together with some before them, which come out the same once more.
+            let starts = [first, first + SIDE].map(|start| start.min(outputs - SIDE));
+            self.outputs(&mut tiles, starts, squares);
+        }
+    }
+
+    /// Twice sixteen outputs of all rows.
+    fn outputs(&mut self, tiles: &mut Tiles, starts: [usize; 2], squares: &[Square]) {
+        let weights = starts.map(|start| &self.weight[start * self.inputs..][..SIDE * self.inputs]);
+        let biases = starts.map(|start| self.bias_of(start));
+        let lines = self.inputs / INPUTS;
+        let mut sums = [Square::ZERO; 4];
+        for (index, pair) in squares.chunks(2 * lines).enumerate() {
+            let row = index * 2 * SIDE;
+            let (x, y) = pair.split_at(lines);
+            if y.is_empty() {
+                tiles.multiply(weights, x, &mut sums);
+                self.finish(tiles, [&sums[0], &sums[1]], &biases, row, starts);
+            } else {
+                tiles.multiply_two(weights, [x, y], &mut sums);
+                self.finish(tiles, [&sums[0], &sums[2]], &biases, row, starts);
+                self.finish(tiles, [&sums[1], &sums[3]], &biases, row + SIDE, starts);
+            }
+        }
+    }
+
+    fn bias_of(&self, start: usize) -> [f32; SIDE] {
+        let Some(bias) = self.bias else { return [0.0; SIDE] };
+        std::array::from_fn(|index| bias[start + index].to_f32())
+    }
+
+    /// Writes twice sixteen outputs of sixteen rows from `row` on, as far as they are there.
+    fn finish(
+        &mut self,
+        tiles: &Tiles,
+        sums: [&Square; 2],
+        biases: &[[f32; SIDE]; 2],
+        row: usize,
+        [first, second]: [usize; 2],
+    ) {
+        let mut lines = Lines::ZERO;
+        tiles.round(sums, biases, &mut lines);
+        let rows = self.product[row..].iter_mut().zip(&lines.0);
+        if second == first + SIDE {
+            // A line of the cache is written at once.
+            rows.for_each(|(product, line)| product[first..first + OUTPUTS].copy_from_slice(line));
+        } else {
+            for (product, line) in rows {
+                product[first..first + SIDE].copy_from_slice(&line[..SIDE]);
+                product[second..second + SIDE].copy_from_slice(&line[SIDE..]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{INPUTS, SIDE, multiply, takes};
+    use crate::Element;
+
+    /// Repeatable numbers between -1 and 1.
+    fn numbers(count: usize, seed: u64) -> Vec<u16> {
+        let number = |index: usize| {
+            let mixed = (seed * 1_000_003 + index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            u16::from_f32((mixed >> 40) as f32 / (1_u64 << 23) as f32 - 1.0)
+        };
+        (0..count).map(number).collect()
+    }
+
+    fn product(x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize) -> Vec<u16> {
+        let mut product = vec![0x7fc0; x.len() / inputs * (weight.len() / inputs)];
+        multiply(x, weight, bias, inputs, &mut product);
+        product
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn sums_are_right_and_rows_do_not_depend_on_each_other(
+            outputs in SIDE..300, lines in 1_usize..7, rows in 1_usize..70, has_bias in any::<bool>(),
+        ) {
+            let inputs = lines * INPUTS;
+            if !takes(outputs, inputs) {
+                return Ok(());
+            }
+            let (x, weight, bias) = (numbers(rows * inputs, 1), numbers(outputs * inputs, 2), numbers(outputs, 3));
+            let bias = has_bias.then_some(&bias[..]);
+            let together = product(&x, &weight, bias, inputs);
+            for (row, got) in x.chunks_exact(inputs).zip(together.chunks_exact(outputs)) {
+                prop_assert_eq!(&product(row, &weight, bias, inputs)[..], got);
+                for (output, (weights, got)) in weight.chunks_exact(inputs).zip(got).enumerate() {
+                    let terms = row.iter().zip(weights).map(|(x, w)| f64::from(x.to_f32()) * f64::from(w.to_f32()));
+                    let exact = terms.sum::<f64>() + f64::from(bias.map_or(0.0, |bias| bias[output].to_f32()));
+                    let error = (f64::from(got.to_f32()) - exact).abs();
+                    prop_assert!(error <= exact.abs() / 256.0 + 1e-4, "{exact} and {}", got.to_f32());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_beyond_what_is_packed_at_once_are_the_same() {
+        let inputs = 40 * INPUTS;
+        if !takes(SIDE, inputs) {
+            return;
+        }
+        let (x, weight) = (numbers(900 * inputs, 1), numbers(48 * inputs, 2));
+        let together = product(&x, &weight, None, inputs);
+        for row in [0, 399, 415, 416, 417, 831, 832, 899] {
+            let alone = product(&x[row * inputs..][..inputs], &weight, None, inputs);
+            assert_eq!(alone[..], together[row * 48..][..48], "row {row}");
+        }
+    }
+
+    #[test]
+    fn shapes_that_are_no_tiles_are_not_taken() {
+        assert!(!takes(SIDE - 1, INPUTS) && !takes(SIDE, INPUTS + 2) && !takes(SIDE, 0));
+    }
+}

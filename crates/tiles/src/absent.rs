@@ -1,0 +1,44 @@
+//! Machines without tiles.
+
+use crate::{Lines, SIDE, Square};
+
+/// Never made here.
+#[derive(Debug)]
+pub enum Tiles {}
+
+impl Tiles {
+    /// Nothing.
+    pub const fn new() -> Option<Self> {
+        None
+    }
+
+    /// See the machines that have tiles.
+    pub fn multiply(&mut self, _weights: [&[u16]; 2], _x: &[Square], _sums: &mut [Square]) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn multiply_two(&mut self, _weights: [&[u16]; 2], _x: [&[Square]; 2], _sums: &mut [Square; 4]) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn transpose(&self, _square: &Square, _turned: &mut Square) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn round(&self, _sums: [&Square; 2], _biases: &[[f32; SIDE]; 2], _lines: &mut Lines) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn multiply_four(&mut self, _weights: &[u16], _x: &[[Square; 4]], _sums: &mut [Square; 4]) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn weave(&self, _rows: [&[u16]; 2], _size: usize, _column: usize, _woven: &mut [Square; 4]) {
+        match *self {}
+    }
+}

@@ -1,0 +1,368 @@
+//! Tiles of x86 under Linux.
+//!
+//! Tiles 0 to 3 hold sums, 4 and 5 weights, 6 and 7 inputs. All eight have sixteen rows of 64 bytes.
+
+use std::arch::asm;
+use std::arch::x86_64::{
+    __cpuid_count, __m256bh, __m512, __m512i, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps,
+    _mm512_cvtneps_pbh, _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_setzero_si512,
+    _mm512_shuffle_f32x4, _mm512_store_si512, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_unpacklo_epi16, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+};
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+use crate::{INPUTS, Lines, SIDE, Square};
+
+/// Bytes of a line of the cache, and of a row of a tile.
+const LINE_BYTES: usize = 64;
+const TILE_COUNT: usize = 8;
+/// `ARCH_REQ_XCOMP_PERM` of Linux: a process asks for state of a processor that is large.
+const REQUEST_STATE: libc::c_int = 0x1023;
+/// The data of tiles among the states of a processor.
+const TILE_DATA_STATE: libc::c_ulong = 18;
+
+thread_local! {
+    /// How many hold the tiles of this thread.
+    static HOLDERS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The tiles of one thread. They are given back when the last that holds them goes.
+#[derive(Debug)]
+pub struct Tiles {
+    // Tiles belong to a thread.
+    not_send: PhantomData<*const ()>,
+}
+
+/// What the processor is told of its tiles.
+#[repr(C, align(64))]
+#[derive(Debug)]
+struct Layout {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+static LAYOUT: Layout = {
+    let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+    let mut tile = 0;
+    while tile < TILE_COUNT {
+        row_bytes[tile] = LINE_BYTES as u16;
+        rows[tile] = SIDE as u8;
+        tile += 1;
+    }
+    Layout { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
+};
+
+/// Whether the processor has tiles of bfloat16, and the system lets this process use them.
+fn are_available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| {
+        // Leaf 7 of what a processor says of itself, in edx: bit 22 for products of bfloat16, bit 24 for tiles.
+        #[allow(unused_unsafe, reason = "newer compilers know that asking is safe")]
+        // SAFETY: every processor with AVX-512, which is asked first, has this leaf.
+        let has_tiles = || unsafe { __cpuid_count(7, 0) }.edx & (1 << 22 | 1 << 24) == (1 << 22 | 1 << 24);
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512bf16")
+            && has_tiles()
+            // SAFETY: the call reads its two numbers and no memory; it fails where the kernel does not know it.
+            && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST_STATE, TILE_DATA_STATE) } == 0
+    })
+}
+
+impl Tiles {
+    /// The tiles of this thread; nothing where processor or system have none.
+    pub fn new() -> Option<Self> {
+        if !are_available() {
+            return None;
+        }
+        if HOLDERS.replace(HOLDERS.get() + 1) == 0 {
+            let layout = &raw const LAYOUT;
+            // SAFETY: tiles are there and permitted; the layout is one that palette 1 allows, on a line of its own.
+            unsafe { asm!("ldtilecfg [{layout}]", layout = in(reg) layout, options(nostack, preserves_flags)) };
+        }
+        Some(Self { not_send: PhantomData })
+    }
+
+    /// The products of 32 outputs with 16 rows of inputs.
+    ///
+    /// `weights` are two times sixteen outputs, each `[16, inputs]`. `x` has for every 32 inputs a square: word `[pair,
+    /// row]` is that pair of inputs of that row. The first two `sums` are made `[output, row]` in fp32, of the first outputs
+    /// and of the second.
+    ///
+    /// # Panics
+    /// If lengths do not fit each other.
+    #[inline]
+    pub fn multiply(&mut self, weights: [&[u16]; 2], x: &[Square], sums: &mut [Square]) {
+        check(weights, x);
+        assert!(sums.len() >= 2, "sums of both halves");
+        // SAFETY: every row of the weights has a line for each square of `x`, and all are read within their slices, as
+        // was checked; `sums` has two tiles. The tiles are set up, and nobody else on this thread uses them.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "2:",
+                "tileloadd tmm6, [{x} + {line}]",
+                "tileloadd tmm4, [{first} + {stride}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{second} + {stride}]",
+                "tdpbf16ps tmm1, tmm5, tmm6",
+                "add {first}, 64",
+                "add {second}, 64",
+                "add {x}, 1024",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{sums} + {line}], tmm0",
+                "tilestored [{sums} + {line} + 1024], tmm1",
+                first = inout(reg) weights[0].as_ptr() => _,
+                second = inout(reg) weights[1].as_ptr() => _,
+                stride = in(reg) x.len() * LINE_BYTES,
+                x = inout(reg) x.as_ptr() => _,
+                steps = inout(reg) x.len() => _,
+                sums = in(reg) sums.as_mut_ptr(),
+                line = in(reg) LINE_BYTES,
+                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
+                options(nostack),
+            );
+        }
+    }
+
+    /// The products of 32 outputs with two times 16 rows of inputs, as [`Self::multiply`]: `sums` are of the first outputs
+    /// with both `x`, then of the second.
+    ///
+    /// # Panics
+    /// If lengths do not fit each other.
+    #[inline]
+    pub fn multiply_two(&mut self, weights: [&[u16]; 2], x: [&[Square]; 2], sums: &mut [Square; 4]) {
+        check(weights, x[0]);
+        assert_eq!(x[0].len(), x[1].len(), "squares of both inputs");
+        // SAFETY: as for `multiply`; both `x` are as long, and `sums` has four tiles.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "2:",
+                "tileloadd tmm4, [{first} + {stride}]",
+                "tileloadd tmm6, [{x} + {line}]",
+                "tileloadd tmm7, [{y} + {line}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{second} + {stride}]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {first}, 64",
+                "add {second}, 64",
+                "add {x}, 1024",
+                "add {y}, 1024",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{sums} + {line}], tmm0",
+                "tilestored [{sums} + {line} + 1024], tmm1",
+                "tilestored [{sums} + {line} + 2048], tmm2",
+                "tilestored [{sums} + {line} + 3072], tmm3",
+                first = inout(reg) weights[0].as_ptr() => _,
+                second = inout(reg) weights[1].as_ptr() => _,
+                stride = in(reg) x[0].len() * LINE_BYTES,
+                x = inout(reg) x[0].as_ptr() => _,
+                y = inout(reg) x[1].as_ptr() => _,
+                steps = inout(reg) x[0].len() => _,
+                sums = in(reg) sums.as_mut_ptr(),
+                line = in(reg) LINE_BYTES,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+
+    /// The products of sixteen outputs with four times 16 rows of inputs.
+    ///
+    /// `weights` are `[16, stride]`, of which as many lines of 32 inputs are taken as `x` has, each with four squares.
+    /// `sums` are `[output, row]`.
+    ///
+    /// # Panics
+    /// If the lengths do not fit each other.
+    #[inline]
+    pub fn multiply_four(&mut self, weights: &[u16], x: &[[Square; 4]], sums: &mut [Square; 4]) {
+        let stride = weights.len() / SIDE;
+        assert!(!x.is_empty() && x.len() * INPUTS <= stride, "lines of the weights");
+        // SAFETY: sixteen rows of weights have a line for each four squares of `x`, as was checked; `sums` has four tiles.
+        // The tiles are set up, and nobody else on this thread uses them.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "2:",
+                "tileloadd tmm4, [{weights} + {stride}]",
+                "tileloadd tmm5, [{x} + {line}]",
+                "tileloadd tmm6, [{x} + {line} + 1024]",
+                "tdpbf16ps tmm0, tmm4, tmm5",
+                "tileloadd tmm7, [{x} + {line} + 2048]",
+                "tdpbf16ps tmm1, tmm4, tmm6",
+                "tileloadd tmm5, [{x} + {line} + 3072]",
+                "tdpbf16ps tmm2, tmm4, tmm7",
+                "tdpbf16ps tmm3, tmm4, tmm5",
+                "add {weights}, 64",
+                "add {x}, 4096",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{sums} + {line}], tmm0",
+                "tilestored [{sums} + {line} + 1024], tmm1",
+                "tilestored [{sums} + {line} + 2048], tmm2",
+                "tilestored [{sums} + {line} + 3072], tmm3",
+                weights = inout(reg) weights.as_ptr() => _,
+                stride = in(reg) stride * 2,
+                x = inout(reg) x.as_ptr() => _,
+                steps = inout(reg) x.len() => _,
+                sums = in(reg) sums.as_mut_ptr(),
+                line = in(reg) LINE_BYTES,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+
+    /// Squares of 64 columns of 32 rows, from `column` on: word `[pair, place]` is a column of two rows that follow each
+    /// other. Places are, of each 32 columns, those of 0-3, 8-11, 16-19 and 24-27, and in the next square the others.
+    ///
+    /// `rows` are two times `[16, size]`.
+    ///
+    /// # Panics
+    /// If the rows are too few or the columns beyond `size`.
+    #[inline]
+    pub fn weave(&self, rows: [&[u16]; 2], size: usize, column: usize, woven: &mut [Square; 4]) {
+        assert!(column + 4 * SIDE <= size, "columns of a row");
+        for half in rows {
+            assert_eq!(half.len(), SIDE * size, "numbers of sixteen rows");
+        }
+        // SAFETY: processors with tiles have these, as was asked; lengths were checked.
+        unsafe { weave_to(rows, size, column, woven) };
+    }
+
+    /// Rows for columns.
+    #[inline]
+    pub fn transpose(&self, square: &Square, turned: &mut Square) {
+        // SAFETY: processors with tiles have AVX-512, as was asked.
+        unsafe { transposed_to(square, turned) };
+    }
+
+    /// Twice the sums `[output, row]` in fp32 of sixteen outputs and their biases, added, as bfloat16 `[row, output]`, ties
+    /// to even.
+    #[inline]
+    pub fn round(&self, sums: [&Square; 2], biases: &[[f32; SIDE]; 2], lines: &mut Lines) {
+        // SAFETY: processors with tiles have these, as was asked.
+        unsafe { round_to(sums, biases, lines) };
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        if HOLDERS.replace(HOLDERS.get() - 1) == 1 {
+            // SAFETY: the thread that set the tiles up gives them back.
+            unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+        }
+    }
+}
+
+fn check(weights: [&[u16]; 2], x: &[Square]) {
+    assert!(!x.is_empty(), "at least one square");
+    for half in weights {
+        assert_eq!(half.len(), SIDE * x.len() * INPUTS, "weights of sixteen outputs");
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+fn transposed_to(square: &Square, turned: &mut Square) {
+    for (row, column) in turned.0.iter_mut().zip(transposed(square)) {
+        // SAFETY: a row is 64 bytes, on a line of its own.
+        unsafe { _mm512_store_si512(row.as_mut_ptr().cast(), column) };
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn round_to(sums: [&Square; 2], biases: &[[f32; SIDE]; 2], lines: &mut Lines) {
+    for (half, (sums, bias)) in sums.into_iter().zip(biases).enumerate() {
+        // SAFETY: sixteen numbers are read from an array of sixteen.
+        let bias = unsafe { _mm512_loadu_ps(bias.as_ptr()) };
+        for (line, column) in lines.0.iter_mut().zip(transposed(sums)) {
+            let rounded = _mm512_cvtneps_pbh(_mm512_add_ps(_mm512_castsi512_ps(column), bias));
+            let place = &mut line[half * SIDE..][..SIDE];
+            // SAFETY: 32 bytes are written to a place of sixteen numbers of two bytes.
+            unsafe { place.as_mut_ptr().cast::<__m256bh>().write_unaligned(rounded) };
+        }
+    }
+}
+
+/// # Safety
+/// `rows` are sixteen times `size` numbers each, and `column + 64` is at most `size`.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn weave_to(rows: [&[u16]; 2], size: usize, column: usize, woven: &mut [Square; 4]) {
+    for (half, rows) in rows.into_iter().enumerate() {
+        for pair in 0..SIDE / 2 {
+            for part in 0..2 {
+                let start = 2 * pair * size + column + part * INPUTS;
+                // SAFETY: 32 numbers of one of the sixteen rows, as the caller says.
+                let [first, second] =
+                    [start, start + size].map(|start| unsafe { _mm512_loadu_si512(rows.as_ptr().add(start).cast()) });
+                let place = half * SIDE / 2 + pair;
+                // SAFETY: rows of squares are 64 bytes, on lines of their own.
+                unsafe {
+                    let low = woven[2 * part].0[place].as_mut_ptr();
+                    _mm512_store_si512(low.cast(), _mm512_unpacklo_epi16(first, second));
+                    let high = woven[2 * part + 1].0[place].as_mut_ptr();
+                    _mm512_store_si512(high.cast(), _mm512_unpackhi_epi16(first, second));
+                }
+            }
+        }
+    }
+}
+
+/// The columns of a square: pairs of rows are woven into each other, then pairs of pairs, then quarters of vectors.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed(square: &Square) -> [__m512i; SIDE] {
+    let mut pairs = [_mm512_setzero_si512(); SIDE];
+    for (woven, two) in pairs.chunks_exact_mut(2).zip(square.0.chunks_exact(2)) {
+        // SAFETY: rows are 64 bytes, on lines of their own.
+        let [first, second] = [0, 1].map(|row| unsafe { _mm512_load_si512(two[row].as_ptr().cast()) });
+        woven[0] = _mm512_unpacklo_epi32(first, second);
+        woven[1] = _mm512_unpackhi_epi32(first, second);
+    }
+    let mut fours = pairs;
+    for (woven, four) in fours.chunks_exact_mut(4).zip(pairs.chunks_exact(4)) {
+        woven[0] = _mm512_unpacklo_epi64(four[0], four[2]);
+        woven[1] = _mm512_unpackhi_epi64(four[0], four[2]);
+        woven[2] = _mm512_unpacklo_epi64(four[1], four[3]);
+        woven[3] = _mm512_unpackhi_epi64(four[1], four[3]);
+    }
+    // Now `fours[4 * group + place]` has, in quarter q, column 4 q + place of the rows 4 group to 4 group + 3.
+    let mut columns = fours;
+    for place in 0..4 {
+        let group = |index: usize| _mm512_castsi512_ps(fours[4 * index + place]);
+        let [even_low, odd_low] = quarters(group(0), group(1));
+        let [even_high, odd_high] = quarters(group(2), group(3));
+        let [first, third] = quarters(even_low, even_high);
+        let [second, fourth] = quarters(odd_low, odd_high);
+        for (quarter, column) in [first, second, third, fourth].into_iter().enumerate() {
+            columns[4 * quarter + place] = _mm512_castps_si512(column);
+        }
+    }
+    columns
+}
+
+/// The even quarters of two vectors, and the odd ones.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn quarters(first: __m512, second: __m512) -> [__m512; 2] {
+    [_mm512_shuffle_f32x4::<0b10_00_10_00>(first, second), _mm512_shuffle_f32x4::<0b11_01_11_01>(first, second)]
+}
