@@ -1,5 +1,6 @@
 //! The threads that a worker computes with: the calling one, and helpers that sleep between calls.
 
+use std::ops::Range;
 use std::sync::{PoisonError, RwLock};
 
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
@@ -37,6 +38,29 @@ pub(crate) fn parts(rows: usize, elements: usize) -> usize {
     }
     let crew = CREW.read().unwrap_or_else(PoisonError::into_inner);
     crew.as_ref().map_or(1, |crew| crew.count.min(rows))
+}
+
+/// `0 .. width` in bands of `band`, the last of what is left.
+pub(crate) fn bands(width: usize, band: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    (0..width).step_by(band).map(move |start| start..width.min(start + band))
+}
+
+/// Cuts a matrix of rows `width` wide into bands of columns that follow each other: of each band its part of every row.
+pub(crate) fn columns<'a, E>(
+    matrix: &'a mut [E],
+    width: usize,
+    bands: &(impl Iterator<Item = Range<usize>> + Clone),
+) -> Vec<Vec<&'a mut [E]>> {
+    let rows = matrix.len() / width;
+    let mut parts: Vec<Vec<&'a mut [E]>> = bands.clone().map(|_| Vec::with_capacity(rows)).collect();
+    for mut row in matrix.chunks_exact_mut(width) {
+        for (part, band) in parts.iter_mut().zip(bands.clone()) {
+            let (own, rest) = row.split_at_mut(band.len());
+            part.push(own);
+            row = rest;
+        }
+    }
+    parts
 }
 
 /// Runs all `tasks`, the first on this thread.

@@ -129,7 +129,8 @@ impl Int8Matrix {
         let (tiles, scales) = self.quantise(instructions, x, rows);
         let panels = self.outputs().div_ceil(PANEL);
         let part = panels.div_ceil(crew::parts(panels, rows * self.lines.len() * PANEL));
-        let parts = columns(product, self.outputs(), part * PANEL).into_iter().enumerate();
+        let bands = crew::bands(self.outputs(), part * PANEL);
+        let parts = crew::columns(product, self.outputs(), &bands).into_iter().enumerate();
         let (tiles, scales) = (&tiles, &scales);
         crew::run(parts.map(|(index, mut rows)| {
             let own = index * part..panels.min((index + 1) * part);
@@ -150,17 +151,6 @@ impl Int8Matrix {
 
 fn require(what: &'static str, expected: usize, got: usize) -> Result<(), Int8Error> {
     if expected == got { Ok(()) } else { Err(Int8Error::Differs { what, expected, got }) }
-}
-
-/// Cuts a matrix of rows `width` wide into bands of columns: of each band its part of every row.
-fn columns<E>(matrix: &mut [E], width: usize, band: usize) -> Vec<Vec<&mut [E]>> {
-    let mut bands: Vec<Vec<&mut [E]>> = (0..width.div_ceil(band)).map(|_| Vec::new()).collect();
-    for row in matrix.chunks_exact_mut(width) {
-        for (band, part) in bands.iter_mut().zip(row.chunks_mut(band)) {
-            band.push(part);
-        }
-    }
-    bands
 }
 
 /// Rows that are multiplied side by side: of each pair of inputs, that of every row, as 16-bit numbers.

@@ -52,17 +52,10 @@ fn linear_with(
     let arch = arch.unwrap_or_default();
     let wide = arch.dispatch(Widen { x, inputs });
     let part = outputs.div_ceil(crew::parts(outputs, weight.len())).next_multiple_of(LINE);
-    // Of each part, its columns of every row.
-    let mut columns: Vec<Vec<&mut [u16]>> = (0..outputs.div_ceil(part)).map(|_| Vec::with_capacity(rows)).collect();
-    for row in product.chunks_exact_mut(outputs) {
-        for (places, cut) in columns.iter_mut().zip(row.chunks_mut(part)) {
-            places.push(cut);
-        }
-    }
-    let mut biases = bias.map(|bias| bias.chunks(part));
-    let shares = weight.chunks(part * inputs).zip(columns).map(|(weight, product)| {
-        let bias = biases.as_mut().and_then(Iterator::next);
-        let wide = &wide;
+    let bands = crew::bands(outputs, part);
+    let shares = crew::columns(product, outputs, &bands).into_iter().zip(bands).map(|(product, band)| {
+        let bias = bias.map(|bias| &bias[band.clone()]);
+        let (wide, weight) = (&wide, &weight[band.start * inputs..band.end * inputs]);
         move || arch.dispatch(Multiply { wide, weight, bias, inputs, product })
     });
     crew::run(shares);
@@ -236,7 +229,7 @@ fn add<S: Simd, const ROWS: usize>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
     use pulp::Arch;
 
@@ -244,12 +237,22 @@ mod tests {
     use crate::Element;
 
     /// Repeatable numbers between -1 and 1.
-    fn numbers(count: usize, seed: u64) -> Vec<u16> {
+    pub(crate) fn numbers(count: usize, seed: u64) -> Vec<u16> {
         let number = |index: usize| {
             let mixed = (seed * 1_000_003 + index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             u16::from_f32((mixed >> 40) as f32 / (1_u64 << 23) as f32 - 1.0)
         };
         (0..count).map(number).collect()
+    }
+
+    /// Compares a row of a product with sums in f64.
+    pub(crate) fn check(row: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize, got: &[u16]) {
+        for (output, (weights, got)) in weight.chunks_exact(inputs).zip(got).enumerate() {
+            let terms = row.iter().zip(weights).map(|(x, w)| f64::from(x.to_f32()) * f64::from(w.to_f32()));
+            let exact = terms.sum::<f64>() + f64::from(bias.map_or(0.0, |bias| bias[output].to_f32()));
+            let error = (f64::from(got.to_f32()) - exact).abs();
+            assert!(error <= exact.abs() / 256.0 + 1e-4, "output {output}: {exact} and {}", got.to_f32());
+        }
     }
 
     fn archs() -> Vec<Option<Arch>> {
@@ -279,12 +282,7 @@ mod tests {
                 let together = product(arch, &x, &weight, bias, inputs);
                 for (row, got) in x.chunks_exact(inputs).zip(together.chunks_exact(outputs)) {
                     prop_assert_eq!(&product(arch, row, &weight, bias, inputs)[..], got);
-                    for (output, (weights, got)) in weight.chunks_exact(inputs).zip(got).enumerate() {
-                        let terms = row.iter().zip(weights).map(|(x, w)| f64::from(x.to_f32()) * f64::from(w.to_f32()));
-                        let exact = terms.sum::<f64>() + f64::from(bias.map_or(0.0, |bias| bias[output].to_f32()));
-                        let error = (f64::from(got.to_f32()) - exact).abs();
-                        prop_assert!(error <= exact.abs() / 256.0 + 1e-4, "{arch:?}: {exact} and {}", got.to_f32());
-                    }
+                    check(row, &weight, bias, inputs, got);
                 }
             }
         }

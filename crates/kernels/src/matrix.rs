@@ -39,7 +39,7 @@ pub(crate) fn takes(outputs: usize, inputs: usize) -> bool {
 /// If lengths do not fit each other, or there are no matrix instructions.
 pub(crate) fn multiply(x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
     let outputs = weight.len() / inputs;
-    let rows_max = (SQUARES_MAX / (inputs / INPUTS) * SIDE).next_multiple_of(OUTPUTS);
+    let rows_max = (SQUARES_MAX / (inputs / INPUTS)).max(2) * SIDE;
     let tiles = Tiles::new().expect("the instructions were asked for");
     let mut squares = SQUARES.take();
     for (x, product) in x.chunks(rows_max * inputs).zip(product.chunks_mut(rows_max * outputs)) {
@@ -89,16 +89,7 @@ fn shares<'a, 'b>(
     let count = crew::parts((outputs / SHARE).max(1), weight.len());
     let start = move |part: usize| if part == count { outputs } else { outputs * part / count / OUTPUTS * OUTPUTS };
     let ranges = (0..count).map(move |part| start(part)..start(part + 1));
-    let places = || Vec::with_capacity(product.len() / outputs);
-    let mut columns: Vec<Vec<&mut [u16]>> = (0..count).map(|_| places()).collect();
-    for mut row in product.chunks_exact_mut(outputs) {
-        for (places, Range { start, end }) in columns.iter_mut().zip(ranges.clone()) {
-            let (own, rest) = row.split_at_mut(end - start);
-            places.push(own);
-            row = rest;
-        }
-    }
-    columns.into_iter().zip(ranges).map(move |(product, Range { start, end })| Share {
+    crew::columns(product, outputs, &ranges).into_iter().zip(ranges).map(move |(product, Range { start, end })| Share {
         weight: &weight[start * inputs..end * inputs],
         bias: bias.map(|bias| &bias[start..end]),
         inputs,
@@ -170,17 +161,8 @@ impl Share<'_, '_> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{INPUTS, SIDE, multiply, takes};
-    use crate::Element;
-
-    /// Repeatable numbers between -1 and 1.
-    fn numbers(count: usize, seed: u64) -> Vec<u16> {
-        let number = |index: usize| {
-            let mixed = (seed * 1_000_003 + index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            u16::from_f32((mixed >> 40) as f32 / (1_u64 << 23) as f32 - 1.0)
-        };
-        (0..count).map(number).collect()
-    }
+    use super::{INPUTS, SIDE, SQUARES_MAX, multiply, takes};
+    use crate::linear::tests::{check, numbers};
 
     fn product(x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize) -> Vec<u16> {
         let mut product = vec![0x7fc0; x.len() / inputs * (weight.len() / inputs)];
@@ -204,12 +186,7 @@ mod tests {
             let together = product(&x, &weight, bias, inputs);
             for (row, got) in x.chunks_exact(inputs).zip(together.chunks_exact(outputs)) {
                 prop_assert_eq!(&product(row, &weight, bias, inputs)[..], got);
-                for (output, (weights, got)) in weight.chunks_exact(inputs).zip(got).enumerate() {
-                    let terms = row.iter().zip(weights).map(|(x, w)| f64::from(x.to_f32()) * f64::from(w.to_f32()));
-                    let exact = terms.sum::<f64>() + f64::from(bias.map_or(0.0, |bias| bias[output].to_f32()));
-                    let error = (f64::from(got.to_f32()) - exact).abs();
-                    prop_assert!(error <= exact.abs() / 256.0 + 1e-4, "{exact} and {}", got.to_f32());
-                }
+                check(row, &weight, bias, inputs, got);
             }
         }
     }
@@ -222,9 +199,23 @@ mod tests {
         }
         let (x, weight) = (numbers(900 * inputs, 1), numbers(48 * inputs, 2));
         let together = product(&x, &weight, None, inputs);
-        for row in [0, 399, 415, 416, 417, 831, 832, 899] {
+        for row in [0, 399, 400, 401, 799, 800, 899] {
             let alone = product(&x[row * inputs..][..inputs], &weight, None, inputs);
             assert_eq!(alone[..], together[row * 48..][..48], "row {row}");
+        }
+    }
+
+    /// More inputs than what is packed at once has room for, even of sixteen rows.
+    #[test]
+    fn any_number_of_inputs_is_taken() {
+        let inputs = (SQUARES_MAX + 1) * INPUTS;
+        if !takes(SIDE, inputs) {
+            return;
+        }
+        let (x, weight) = (numbers(33 * inputs, 1), numbers(SIDE * inputs, 2));
+        let together = product(&x, &weight, None, inputs);
+        for row in [0, 32] {
+            assert_eq!(product(&x[row * inputs..][..inputs], &weight, None, inputs), together[row * SIDE..][..SIDE]);
         }
     }
 

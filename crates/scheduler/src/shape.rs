@@ -115,18 +115,13 @@ impl ShapeRules {
         self.k + 1
     }
 
-    /// k while the group's largest rank has `running` requests: the most drafts of a row that a step verifies.
-    #[inline]
-    pub fn k_by_load(&self, running: u32) -> u32 {
-        if self.k_is_fixed() { self.k } else { self.k_of(running) }
-    }
-
     /// Whether k is the same under every load.
     pub(crate) const fn k_is_fixed(&self) -> bool {
         self.k_by_rows.is_empty()
     }
 
-    fn k_of(&self, running: u32) -> u32 {
+    /// k while the group's largest rank has `running` requests: the most drafts of a row that a step verifies.
+    pub fn k_by_load(&self, running: u32) -> u32 {
         let covering = self.k_by_rows.iter().find(|entry| running <= entry.rows_most);
         covering.or(self.k_by_rows.last()).map_or(self.k, |entry| entry.k)
     }
