@@ -36,7 +36,7 @@ const TABLE: &[Rule] = &[
     Rule { name: "fleet", workspace: &["scheduler", "plan"], external: Only(&["thiserror"]) },
     Rule { name: "simulator", workspace: &["fleet", "scheduler", "plan"], external: Any },
     Rule { name: "sampling", workspace: &[], external: Only(&["serde", "rmp-serde", "thiserror"]) },
-    Rule { name: "kernels", workspace: &["tiles"], external: Only(&["pulp", "rayon", "thiserror"]) },
+    Rule { name: "kernels", workspace: &["tiles"], external: Only(&["micropool", "pulp", "thiserror"]) },
     Rule { name: "tiles", workspace: &[], external: Only(&["libc"]) },
     Rule { name: "launch", workspace: &[], external: Only(&[]) },
     Rule { name: "proto", workspace: &["plan"], external: Any },

@@ -1,12 +1,18 @@
-//! The threads that a worker computes with: the calling one, and helpers that sleep between calls.
+//! The threads that a worker computes with: the calling one, and helpers that stay awake between calls, for a short while.
 
 use std::ops::Range;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock, mpsc};
+use std::thread::{self, JoinHandle};
+use std::{io, mem};
 
-use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+use micropool::iter::{ExactParallelSourceExt, IntoExactParallelSource, ParallelIteratorExt};
+use micropool::{ThreadPool, ThreadPoolBuilder};
 
-/// Work of fewer elements than this is done before a sleeping thread is awake.
+/// Work of fewer elements than this is done before another thread has begun.
 const ELEMENTS_MIN: usize = 1 << 15;
+/// How often a helper looks for work before it sleeps: some 100 us, longer than what lies between the calls of a step, and
+/// less than what lies between steps. To wake it takes as long as the product of a small layer.
+const LOOKS: usize = 3000;
 
 static CREW: RwLock<Option<Crew>> = RwLock::new(None);
 
@@ -19,16 +25,36 @@ struct Crew {
 ///
 /// # Errors
 /// When threads cannot be started.
-pub fn set_threads(count: usize) -> Result<(), ThreadPoolBuildError> {
-    let crew = if count > 1 {
-        let helpers =
-            ThreadPoolBuilder::new().num_threads(count - 1).thread_name(|index| format!("kernels-{index}")).build()?;
-        Some(Crew { helpers, count })
-    } else {
-        None
-    };
+pub fn set_threads(count: usize) -> io::Result<()> {
+    let crew = if count > 1 { Some(Crew::start(count)?) } else { None };
     *CREW.write().unwrap_or_else(PoisonError::into_inner) = crew;
     Ok(())
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+impl Crew {
+    fn start(count: usize) -> io::Result<Self> {
+        let mut started = (1..count).map(start_helper).collect::<io::Result<Vec<_>>>()?;
+        let helpers = ThreadPoolBuilder::default()
+            .num_threads(count - 1)
+            .idle_spin_cycles(LOOKS)
+            .spawn_handler(move |_, work| {
+                let (handle, work_sender) = started.pop().expect("as many as the pool has");
+                // Nobody but this sender could have ended the helper.
+                mem::drop(work_sender.send(work));
+                handle
+            })
+            .build();
+        Ok(Self { helpers, count })
+    }
+}
+
+/// A thread that waits for its work, or for the end of the sender.
+fn start_helper(index: usize) -> io::Result<(JoinHandle<()>, mpsc::Sender<Work>)> {
+    let (sender, receiver) = mpsc::channel::<Work>();
+    let wait = move || receiver.recv().into_iter().for_each(|work| work());
+    Ok((thread::Builder::new().name(format!("kernels-{index}")).spawn(wait)?, sender))
 }
 
 /// How many parts work of `elements` elements in `rows` rows is worth.
@@ -63,21 +89,14 @@ pub(crate) fn columns<'a, E>(
     parts
 }
 
-/// Runs all `tasks`, the first on this thread.
+/// Runs all `tasks`, on this thread those that no other has begun.
 pub(crate) fn run<T: FnOnce() + Send>(tasks: impl IntoIterator<Item = T>) {
-    let mut tasks = tasks.into_iter();
-    let Some(first) = tasks.next() else { return };
     let crew = CREW.read().unwrap_or_else(PoisonError::into_inner);
     match crew.as_ref() {
-        Some(crew) => crew.helpers.in_place_scope(|scope| {
-            for task in tasks {
-                scope.spawn(|_| task());
-            }
-            first();
-        }),
-        None => {
-            first();
-            tasks.for_each(|task| task());
+        Some(crew) => {
+            let tasks: Vec<T> = tasks.into_iter().collect();
+            tasks.into_par_iter().with_thread_pool(crew.helpers.split_per_item()).for_each(|task| task());
         }
+        None => tasks.into_iter().for_each(|task| task()),
     }
 }

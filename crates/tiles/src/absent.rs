@@ -13,12 +13,12 @@ impl Tiles {
     }
 
     /// See the machines that have tiles.
-    pub fn multiply(&mut self, _weights: [&[u16]; 2], _x: &[Square], _sums: &mut [Square]) {
+    pub fn multiply(&mut self, _weights: [&[u16]; 2], _next: &[u16], _x: &[Square], _sums: &mut [Square]) {
         match *self {}
     }
 
     /// See the machines that have tiles.
-    pub fn multiply_two(&mut self, _weights: [&[u16]; 2], _x: [&[Square]; 2], _sums: &mut [Square; 4]) {
+    pub fn multiply_two(&mut self, _weights: [&[u16]; 2], _next: &[u16], _x: [&[Square]; 2], _sums: &mut [Square; 4]) {
         match *self {}
     }
 

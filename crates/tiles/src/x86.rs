@@ -18,6 +18,8 @@ use crate::{INPUTS, Lines, SIDE, Square};
 /// Bytes of a line of the cache, and of a row of a tile.
 const LINE_BYTES: usize = 64;
 const TILE_COUNT: usize = 8;
+/// Places of what is read next that are fetched side by side: a processor fetches few lines ahead of use in each.
+const PLACES: usize = 8;
 /// `ARCH_REQ_XCOMP_PERM` of Linux: a process asks for state of a processor that is large.
 const REQUEST_STATE: libc::c_int = 0x1023;
 /// The data of tiles among the states of a processor.
@@ -26,6 +28,38 @@ const TILE_DATA_STATE: libc::c_ulong = 18;
 thread_local! {
     /// How many hold the tiles of this thread.
     static HOLDERS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Fetches four lines in each of the `PLACES` of `next`, `place` bytes apart, and goes on by so many: in as many steps as there
+/// are lines in a row of weights, 32 rows of them are fetched. `third` and `sixth` are those places.
+macro_rules! fetch_ahead {
+    () => {
+        concat!(
+            fetch_ahead!("[{next}"),
+            fetch_ahead!("[{next} + {place}"),
+            fetch_ahead!("[{next} + 2 * {place}"),
+            fetch_ahead!("[{third}"),
+            fetch_ahead!("[{next} + 4 * {place}"),
+            fetch_ahead!("[{third} + 2 * {place}"),
+            fetch_ahead!("[{sixth}"),
+            fetch_ahead!("[{third} + 4 * {place}"),
+            "add {next}, 256\nadd {third}, 256\nadd {sixth}, 256\n",
+        )
+    };
+    ($place:literal) => {
+        concat!(
+            "prefetcht1 ",
+            $place,
+            "]\nprefetcht1 ",
+            $place,
+            " + 64]\n",
+            "prefetcht1 ",
+            $place,
+            " + 128]\nprefetcht1 ",
+            $place,
+            " + 192]\n",
+        )
+    };
 }
 
 /// The tiles of one thread. They are given back when the last that holds them goes.
@@ -92,16 +126,18 @@ impl Tiles {
     ///
     /// `weights` are two times sixteen outputs, each `[16, inputs]`. `x` has for every 32 inputs a square: word `[pair,
     /// row]` is that pair of inputs of that row. The first two `sums` are made `[output, row]` in fp32, of the first outputs
-    /// and of the second.
+    /// and of the second. Meanwhile as many weights as these two have are fetched from where `next` begins.
     ///
     /// # Panics
     /// If lengths do not fit each other.
     #[inline]
-    pub fn multiply(&mut self, weights: [&[u16]; 2], x: &[Square], sums: &mut [Square]) {
+    pub fn multiply(&mut self, weights: [&[u16]; 2], next: &[u16], x: &[Square], sums: &mut [Square]) {
+        let [next, third, sixth] = places(next, x);
         check(weights, x);
         assert!(sums.len() >= 2, "sums of both halves");
         // SAFETY: every row of the weights has a line for each square of `x`, and all are read within their slices, as
-        // was checked; `sums` has two tiles. The tiles are set up, and nobody else on this thread uses them.
+        // was checked; `sums` has two tiles. The tiles are set up, and nobody else on this thread uses them. To fetch
+        // ahead of use is no access: any address will do.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -111,6 +147,7 @@ impl Tiles {
                 "tileloadd tmm4, [{first} + {stride}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tileloadd tmm5, [{second} + {stride}]",
+                fetch_ahead!(),
                 "tdpbf16ps tmm1, tmm5, tmm6",
                 "add {first}, 64",
                 "add {second}, 64",
@@ -122,6 +159,10 @@ impl Tiles {
                 first = inout(reg) weights[0].as_ptr() => _,
                 second = inout(reg) weights[1].as_ptr() => _,
                 stride = in(reg) x.len() * LINE_BYTES,
+                next = inout(reg) next => _,
+                third = inout(reg) third => _,
+                sixth = inout(reg) sixth => _,
+                place = in(reg) place_bytes(x),
                 x = inout(reg) x.as_ptr() => _,
                 steps = inout(reg) x.len() => _,
                 sums = in(reg) sums.as_mut_ptr(),
@@ -138,7 +179,8 @@ impl Tiles {
     /// # Panics
     /// If lengths do not fit each other.
     #[inline]
-    pub fn multiply_two(&mut self, weights: [&[u16]; 2], x: [&[Square]; 2], sums: &mut [Square; 4]) {
+    pub fn multiply_two(&mut self, weights: [&[u16]; 2], next: &[u16], x: [&[Square]; 2], sums: &mut [Square; 4]) {
+        let [next, third, sixth] = places(next, x[0]);
         check(weights, x[0]);
         assert_eq!(x[0].len(), x[1].len(), "squares of both inputs");
         // SAFETY: as for `multiply`; both `x` are as long, and `sums` has four tiles.
@@ -154,6 +196,7 @@ impl Tiles {
                 "tileloadd tmm7, [{y} + {line}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tileloadd tmm5, [{second} + {stride}]",
+                fetch_ahead!(),
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
@@ -170,6 +213,10 @@ impl Tiles {
                 first = inout(reg) weights[0].as_ptr() => _,
                 second = inout(reg) weights[1].as_ptr() => _,
                 stride = in(reg) x[0].len() * LINE_BYTES,
+                next = inout(reg) next => _,
+                third = inout(reg) third => _,
+                sixth = inout(reg) sixth => _,
+                place = in(reg) place_bytes(x[0]),
                 x = inout(reg) x[0].as_ptr() => _,
                 y = inout(reg) x[1].as_ptr() => _,
                 steps = inout(reg) x[0].len() => _,
@@ -272,6 +319,16 @@ impl Drop for Tiles {
             unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
         }
     }
+}
+
+/// From one of the places of what is fetched ahead to the next.
+const fn place_bytes(x: &[Square]) -> usize {
+    2 * SIDE / PLACES * LINE_BYTES * x.len()
+}
+
+/// The first, third and sixth place of what is fetched ahead, which may lie behind the end of `next`.
+fn places(next: &[u16], x: &[Square]) -> [*const u8; 3] {
+    [0, 3, 6].map(|place| next.as_ptr().cast::<u8>().wrapping_add(place * place_bytes(x)))
 }
 
 fn check(weights: [&[u16]; 2], x: &[Square]) {

@@ -40,10 +40,10 @@ fn sums_are_those_of_plain_loops() {
         let halves = [&halves[0][..], &halves[1][..]];
         let packed = x.each_ref().map(|rows| squares(rows, inputs));
         let mut sums = [Square::ZERO; 2];
-        tiles.multiply(halves, &packed[0], &mut sums);
+        tiles.multiply(halves, halves[1], &packed[0], &mut sums);
         assert_eq!(sums, [0, 1].map(|half| expected(&weights[half], &x[0], inputs)));
         let mut sums = [Square::ZERO; 4];
-        tiles.multiply_two(halves, [&packed[0], &packed[1]], &mut sums);
+        tiles.multiply_two(halves, &[], [&packed[0], &packed[1]], &mut sums);
         let all = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(half, rows)| expected(&weights[half], &x[rows], inputs));
         assert_eq!(sums, all);
     }
@@ -84,7 +84,7 @@ fn tiles_stay_until_the_last_holder_goes() {
     let Some(mut tiles) = Tiles::new() else { return };
     drop(Tiles::new());
     let mut sums = [Square::ZERO; 2];
-    tiles.multiply([&[0x3f80; 512], &[0; 512]], &[Square([[0x3f80_3f80; SIDE]; SIDE])], &mut sums);
+    tiles.multiply([&[0x3f80; 512], &[0; 512]], &[], &[Square([[0x3f80_3f80; SIDE]; SIDE])], &mut sums);
     assert_eq!(sums, [Square([[32.0_f32.to_bits(); SIDE]; SIDE]), Square::ZERO]);
 }
 
@@ -121,5 +121,5 @@ fn sums_are_rounded_to_even_after_the_bias() {
 #[should_panic(expected = "weights of sixteen outputs")]
 fn weights_of_another_length_are_refused() {
     let Some(mut tiles) = Tiles::new() else { panic!("weights of sixteen outputs: nothing to refuse here") };
-    tiles.multiply([&[0; 512], &[0; 511]], &[Square::ZERO], &mut [Square::ZERO; 2]);
+    tiles.multiply([&[0; 512], &[0; 511]], &[], &[Square::ZERO], &mut [Square::ZERO; 2]);
 }

@@ -290,7 +290,7 @@ impl<E: Element> Attend<'_, E> {
         let Queries { squares, block: Block { copies: [copy, other], products, woven, .. }, .. } = queries;
         let rows = self.rows;
         let two = [sixteen(keys, copy, rows, span, first), sixteen(keys, other, rows, span, first + SIDE)];
-        tiles.multiply(two, squares, &mut products[first / SIDE..]);
+        tiles.multiply(two, two[0], squares, &mut products[first / SIDE..]);
         let two = [sixteen(values, copy, rows, span, first), sixteen(values, other, rows, span, first + SIDE)];
         for column in (0..values.size).step_by(COLUMNS) {
             let line = column / COLUMNS * (BLOCK / INPUTS) + first / INPUTS;
