@@ -1,14 +1,18 @@
 """Types of the compiled extension."""
 
+from collections.abc import Sequence
 from typing import Literal, Protocol, TypedDict, final
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "AttentionBlock",
     "CoreError",
+    "FeedForwardBlock",
     "Int8Matrix",
     "InvalidSampling",
+    "LayerStack",
     "PagedAttention",
     "Pass",
     "PlanRefused",
@@ -453,6 +457,68 @@ def linear(
     `x` is `[rows, inputs]`, `weight` `[outputs, inputs]`, `inputs` even. Made for few rows. A row's result
     does not depend on the others.
     """
+
+_Half = npt.NDArray[np.uint16]
+_Product = tuple[_Half, _Half | None]
+
+class FeedForwardBlock:
+    """The half of a decoder layer behind attention, in bfloat16: norm, gates, what they gate, the product behind them."""
+
+    def __init__(self, norm: _Half, epsilon: float, gate_up: _Product, down: _Product) -> None:
+        """Take factors `norm [width]` and products `(weight [outputs, inputs], bias [outputs])`, gates first.
+
+        Raises `ValueError` for shapes that do not fit each other, with both numbers.
+        """
+
+    def __call__(self, x: _Half, added: _Half | None, output: _Half) -> None:
+        """Add `added` to the residual stream `x [tokens, width]` in place, and write what the block makes of its norm."""
+
+    @property
+    def spent_ms(self) -> list[float]:
+        """Milliseconds so far of products, attention (none), norms, rotation (none) and activation."""
+
+class AttentionBlock:
+    """The half of a decoder layer with its self-attention, in bfloat16."""
+
+    def __init__(
+        self,
+        layer: int,
+        head_count: int,
+        kv_head_count: int,
+        window: int,
+        norm: _Half,
+        epsilon: float,
+        qkv: _Product,
+        output: _Product,
+        head_norm: tuple[_Half, float] | None,
+    ) -> None:
+        """Take the parts of `layer`, which is cached under that number.
+
+        `qkv` gives `head_count` queries, then `kv_head_count` keys, then as many values; a query sees `window` keys, all if that
+        is 0. `head_norm` has factors for each query and each key. Raises `ValueError` for shapes that do not fit each other.
+        """
+
+    def __call__(self, attention: PagedAttention, x: _Half, added: _Half | None, cos: _Half, sin: _Half, output: _Half) -> None:
+        """Add `added` to the residual stream `x [tokens, width]` in place, and write what attention makes of its norm.
+
+        `attention` was told the rows of the pass; all of them are attended for. `cos` and `sin` are as `rotate` takes them.
+        """
+
+    @property
+    def spent_ms(self) -> list[float]:
+        """Milliseconds so far of products, attention, norms, rotation and activation (none)."""
+
+class LayerStack:
+    """Decoder layers one after another, in bfloat16."""
+
+    def __init__(self, layers: Sequence[tuple[AttentionBlock, FeedForwardBlock]]) -> None:
+        """Take the layers in order. Raises `ValueError` if there are none or their widths differ."""
+
+    def __call__(self, attention: PagedAttention, x: _Half, cos: _Half, sin: _Half, output: _Half) -> None:
+        """Run the layers on the residual stream `x [tokens, width]`, in place; `output` is what is still to be added to it.
+
+        The rest is as `AttentionBlock` takes it.
+        """
 
 def has_matrix_instructions() -> bool:
     """Whether `linear` uses matrix instructions here, for at least 16 outputs, and inputs in multiples of 32."""

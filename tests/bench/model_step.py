@@ -62,6 +62,13 @@ class Bench:
             kv_layout(self.config, parallel.tp, 0), block_count=block_count, block_size=BLOCK_SIZE, dtype=torch.bfloat16
         )
         self.backend = CpuAttention(cache)
+        layers = self.model.decoder_layers
+        self.halves = [half for layer in layers for half in (layer.attention_half, layer.feed_forward_half) if half]
+
+    def spent_s(self) -> dict[str, float]:
+        """What the halves of layers have spent so far, by kind of work."""
+        sums = [sum(column) / 1e3 for column in zip(*(half.spent_ms for half in self.halves), strict=True)]
+        return dict(zip(KINDS, sums, strict=False))
 
     def prepare(self, rows: int, query_len: int, kv_len: int) -> None:
         """Take `rows` rows, each in blocks of its own."""
@@ -89,19 +96,24 @@ class Bench:
         self.model.logits(hidden.index_select(0, self.last_of_row))
 
     def inputs_of_products(self) -> list[tuple[Linear, torch.Tensor]]:
-        """Every product of a step with what it was given."""
+        """Every product of a step, made one by one, with what it was given."""
         seen: list[tuple[Linear, torch.Tensor]] = []
         plain = Linear.__call__
+        rows_max = [half.rows_max for half in self.halves]
 
         def record(linear: Linear, x: torch.Tensor) -> torch.Tensor:
             seen.append((linear, x))
             return plain(linear, x)
 
         Linear.__call__ = record  # type: ignore[method-assign,assignment]
+        for half in self.halves:
+            half.rows_max = 0
         try:
             self.step()
         finally:
             Linear.__call__ = plain  # type: ignore[method-assign]
+            for half, rows in zip(self.halves, rows_max, strict=True):
+                half.rows_max = rows
         return seen
 
 
@@ -122,11 +134,14 @@ class Least:
                 linear(x)
         self.floor_s = min(self.floor_s, time.perf_counter() - start)
         spent.clear()
+        before = bench.spent_s()
         start = time.perf_counter()
         bench.step()
         took_s = time.perf_counter() - start
         if took_s < self.step_s:
-            self.step_s, self.parts = took_s, dict(spent)
+            after = bench.spent_s()
+            parts = {kind: spent.get(kind, 0.0) + after.get(kind, 0.0) - before.get(kind, 0.0) for kind in KINDS}
+            self.step_s, self.parts = took_s, parts
 
     def cells(self) -> list[str]:
         """Milliseconds, and the share of the step that its products would take alone."""

@@ -1,7 +1,7 @@
 //! Attention over the paged cache, over numpy arrays of float32 or of the bits of bfloat16 (uint16).
 
 use numpy::{PyArray3, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray2, PyUntypedArrayMethods};
-use paceline_kernels::{Attention, Element, Heads, Shape};
+use paceline_kernels::{Attention, Cache, Element, Heads, Shape};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
@@ -127,6 +127,29 @@ impl PagedAttention {
             }
             _ => Err(mixed_types()),
         }
+    }
+}
+
+impl PagedAttention {
+    /// Runs `work`, without Python's lock, with the pools of `layer`, whose heads `shape` says; the pass has `tokens`.
+    pub(crate) fn with_layer(
+        &mut self,
+        py: Python<'_>,
+        layer: usize,
+        tokens: usize,
+        shape: Shape,
+        work: impl FnOnce(&mut Attention, Cache<'_>) + Send,
+    ) -> PyResult<()> {
+        let Self { pools: Pools::Half(pools), attention } = self else { return Err(mixed_types()) };
+        let mut keys = pool(py, &pools.keys, layer)?.readwrite();
+        let mut values = pool(py, &pools.values, layer)?.readwrite();
+        require("tokens of the pass", attention.input_count(), tokens)?;
+        require("cached heads", shape.kv_head_count, keys.shape()[0])?;
+        require("columns of a key", shape.key_size, keys.shape()[2])?;
+        require("columns of a value", shape.value_size, values.shape()[2])?;
+        let cache = Cache { keys: keys.as_slice_mut()?, values: values.as_slice_mut()? };
+        py.detach(|| work(attention, cache));
+        Ok(())
     }
 }
 

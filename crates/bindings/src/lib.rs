@@ -8,6 +8,7 @@
 
 mod arrays;
 mod attention;
+mod block;
 mod daemon;
 mod errors;
 mod int8;
@@ -33,6 +34,8 @@ mod _core {
 
     #[pymodule_export]
     use crate::attention::PagedAttention;
+    #[pymodule_export]
+    use crate::block::{AttentionBlock, FeedForwardBlock, LayerStack};
     #[pymodule_export]
     use crate::daemon::run_daemon;
     #[pymodule_export]

@@ -11,6 +11,7 @@
 
 mod activation;
 mod attention;
+mod block;
 mod crew;
 mod element;
 mod exponential;
@@ -22,6 +23,7 @@ mod rotary;
 
 pub use activation::gate;
 pub use attention::{Attention, Error, Heads, PassRows, Shape};
+pub use block::{Cache, GatedMlp, Norm, Scratch, SelfAttention, Spent, Weight};
 pub use crew::set_threads;
 pub use element::Element;
 pub use int8::{Int8Error, Int8Matrix, quantise_rows};

@@ -47,6 +47,11 @@ class CpuAttention:
         """The cache that it reads and writes."""
         return self._cache
 
+    @property
+    def kernel(self) -> _core.PagedAttention | None:
+        """The kernel of `_core`, where torch's has no part in this pass."""
+        return None if self._long_rows else self._kernel
+
     def prepare(self, batch: AttentionBatch) -> None:
         """Take the batch of the next pass."""
         starts, kv_lens, table = batch.query_start_loc.numpy(), batch.kv_lens.numpy(), batch.block_table.numpy()

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from paceline import _core
 from paceline.attention.contracts import Contract
 from paceline.attention.kv_cache import KvCache
 
@@ -39,6 +40,10 @@ class AttentionBackend(Protocol):
     @property
     def cache(self) -> KvCache:
         """The cache that it reads and writes."""
+
+    @property
+    def kernel(self) -> _core.PagedAttention | None:
+        """What attends in every layer of this pass without the backend's help, if there is such."""
 
     def prepare(self, batch: AttentionBatch) -> None:
         """Take the batch of the next pass; called once per pass, before any layer."""

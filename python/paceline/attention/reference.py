@@ -41,6 +41,11 @@ class ReferenceAttention:
         """The cache that it reads and writes."""
         return self._cache
 
+    @property
+    def kernel(self) -> None:
+        """There is none: every layer asks the backend."""
+        return None
+
     def prepare(self, batch: AttentionBatch) -> None:
         """Work out which tokens write."""
         is_written = batch.slots >= 0

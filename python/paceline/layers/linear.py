@@ -9,8 +9,10 @@ int8 weights it is another product, of half the bytes; see `paceline.layers.int8
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -36,6 +38,15 @@ PLAIN_ROWS_MAX = 4
 # The same with matrix instructions: 2.5 ms at 1 to 16 rows and 3.5 at 32. The products of a layer of 576 columns take 0.34 ms
 # at 32 rows against 0.40, 0.62 at 64 against 0.64, 1.3 at 128 against 0.9, with the weights in the nearest caches.
 TILE_ROWS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PlainProduct:
+    """A bfloat16 weight `[out, in]` and its bias `[out]` as arrays of bits, for products of at most `rows_max` rows."""
+
+    weight: NDArray[np.uint16]
+    bias: NDArray[np.uint16] | None
+    rows_max: int
 
 
 class Linear:
@@ -86,6 +97,13 @@ class Linear:
                 self._bias_array = None if bias is None else array_of(bias)
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
             self.weight = None
+
+    @property
+    def plain(self) -> PlainProduct | None:
+        """The weight as our kernel takes it, if it does."""
+        if self._plain is None:
+            return None
+        return PlainProduct(self._plain, self._bias_array, self._plain_rows_max)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to `x [rows, in]`; gives `[rows, out]` of the same type."""

@@ -25,14 +25,14 @@ class Norm(Protocol):
 class RmsNorm:
     """`x / rms(x) * weight`; computed in fp32 for half-width types, as transformers does."""
 
-    __slots__ = ("_weight_array", "eps", "shape", "weight")
+    __slots__ = ("array", "eps", "shape", "weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         """Take `weight` of shape `[width]`."""
         self.weight = weight
         self.eps = eps
         self.shape = (weight.shape[-1],)
-        self._weight_array = array_of(weight) if has_kernels(weight) else None
+        self.array = array_of(weight) if has_kernels(weight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise `x` of shape `[tokens, width]`; the result has its shape and type."""
@@ -40,14 +40,14 @@ class RmsNorm:
 
     def after(self, x: Tensor, added: Tensor | None) -> Tensor:
         """Add `added` to `x` in place, if there is any, and normalise the sum."""
-        if self._weight_array is None:
+        if self.array is None:
             if added is not None:
                 x += added
             return functional.rms_norm(x, self.shape, self.weight, self.eps)
         if added is None:
             x = x.contiguous()
         normed = torch.empty_like(x)
-        _core.rms_norm(array_of(x), None if added is None else array_of(added), self._weight_array, self.eps, array_of(normed))
+        _core.rms_norm(array_of(x), None if added is None else array_of(added), self.array, self.eps, array_of(normed))
         return normed
 
 

@@ -62,23 +62,23 @@ class HeadNorm:
 class Rotation:
     """Cosine and signed sine of the tokens of one pass."""
 
-    __slots__ = ("_arrays", "_cos", "_sin")
+    __slots__ = ("_cos", "_sin", "arrays")
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         """Take `[tokens, rotated columns]`, the first half of each row of `sin` negated."""
         self._cos, self._sin = cos, sin
-        self._arrays = (array_of(cos), array_of(sin)) if has_kernels(cos) else None
+        self.arrays = (array_of(cos), array_of(sin)) if has_kernels(cos) else None
 
     def apply(self, heads: Tensor, count: int, size: int, norm: HeadNorm | None = None) -> None:
         """Rotate in place the first `count` heads, each `size` wide, of `heads [tokens, columns]`, normalised before.
 
         Of each head, as many columns are rotated as the table has.
         """
-        if self._arrays is None:
+        if self.arrays is None:
             self._apply_by_torch(heads[:, : count * size].view(-1, count, size), norm)
             return
         weight, eps = (None, 0.0) if norm is None else (norm.array, norm.eps)
-        _core.rotate(array_of(heads), count, size, *self._arrays, weight, eps)
+        _core.rotate(array_of(heads), count, size, *self.arrays, weight, eps)
 
     def _apply_by_torch(self, heads: Tensor, norm: HeadNorm | None) -> None:
         if norm is not None:

@@ -5,15 +5,18 @@ A family says how its layers are read; it is written as a subclass of `CausalLM`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from paceline.attention.interface import AttentionBackend
+from paceline.layers.blocks import LayerStack
 from paceline.layers.decoder import Attention, DecoderLayer, FeedForward
 from paceline.layers.norm import Norm
 from paceline.layers.quantization import Quantization
-from paceline.layers.rotary import RotaryTable
+from paceline.layers.rotary import RotaryTable, Rotation
 from paceline.layers.vocabulary import Embedding, OutputHead
 from paceline.models.blocks import read_mlp, read_self_attention
 from paceline.models.config import ConfigError, ModelConfig
@@ -48,11 +51,26 @@ class CausalLM:
             self.read_layer(source, layer, is_sparse=config.moe is not None and config.moe.is_sparse[layer])
             for layer in range(config.layer_count)
         ]
+        self._stack = _stack_of(self._layers)
         self._norm = self.read_norm(source, "model.norm")
         rotated_size = config.head_size if config.latent is None else config.latent.rope_size
         self._rotary = RotaryTable(config.rope, rotated_size, max_positions, weights.dtype, weights.device)
         self.drafter = self._read_drafter(source, drafter_layers)
         weights.finish()
+
+    @property
+    def decoder_layers(self) -> Sequence[DecoderLayer]:
+        """The target's layers, in order."""
+        return self._layers
+
+    @property
+    def has_stack(self) -> bool:
+        """Whether all layers can be run in one call."""
+        return self._stack is not None
+
+    def leave_stack(self) -> None:
+        """Run layer by layer from now on."""
+        self._stack = None
 
     def read_layer(self, source: Source, layer: int, *, is_sparse: bool) -> DecoderLayer:
         """Read decoder layer `layer`, which caches in the layer of that number."""
@@ -95,15 +113,33 @@ class CausalLM:
         """
         x = self._embedding(input_ids)
         rotation = self._rotary.at(positions)
+        return self._norm.after(x, self._run_layers(x, rotation, backend))
+
+    def _run_layers(self, x: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor | None:
+        """Run all layers on the residual stream `x [tokens, hidden]`, in place; gives what is still to be added to it."""
+        kernel = backend.kernel
+        if self._stack is not None and kernel is not None and x.shape[0] <= self._stack.rows_max:
+            return self._stack(x, rotation, kernel)
         added: Tensor | None = None
         for layer in self._layers:
             added = layer(x, added, rotation, backend)
-        return self._norm.after(x, added)
+        return added
 
     @torch.inference_mode()
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Output head for the rows that need it: `[rows, hidden]` to fp32 `[rows, vocabulary]`."""
         return self._head(hidden_states)
+
+
+def _stack_of(layers: Sequence[DecoderLayer]) -> LayerStack | None:
+    """All layers as one, if each has both halves and no other worker has a part in them."""
+    halves = []
+    for layer in layers:
+        attention, feed_forward = layer.attention_half, layer.feed_forward_half
+        if attention is None or feed_forward is None or not feed_forward.is_alone:
+            return None
+        halves.append((attention, feed_forward))
+    return LayerStack(halves) if halves else None
 
 
 def _read_vocabulary(source: Source) -> tuple[Embedding, OutputHead]:

@@ -1,0 +1,335 @@
+//! The two halves of a decoder layer over arrays of the bits of bfloat16 (uint16), each in one call.
+
+use numpy::{
+    PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray2, PyUntypedArrayMethods,
+};
+use paceline_kernels::{GatedMlp, HeadNorm, Norm, Rotation, Scratch, SelfAttention, Shape, Spent, Weight};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::attention::PagedAttention;
+use crate::kernels::require;
+
+/// A weight as Python holds it.
+type Product<'py> = (Bound<'py, PyArray2<u16>>, Option<Bound<'py, PyArray1<u16>>>);
+
+struct OwnedProduct {
+    matrix: Py<PyArray2<u16>>,
+    bias: Option<Py<PyArray1<u16>>>,
+}
+
+struct OwnedNorm {
+    weight: Py<PyArray1<u16>>,
+    epsilon: f32,
+}
+
+/// Arrays that are read during one call.
+struct ReadProduct<'py> {
+    matrix: PyReadonlyArray2<'py, u16>,
+    bias: Option<PyReadonlyArray1<'py, u16>>,
+}
+
+impl OwnedProduct {
+    /// Checks `(matrix [outputs, inputs], bias [outputs])`.
+    fn new(what: &str, (matrix, bias): Product<'_>) -> PyResult<Self> {
+        let (outputs, inputs) = (matrix.shape()[0], matrix.shape()[1]);
+        if inputs == 0 || !inputs.is_multiple_of(2) || outputs == 0 || !matrix.is_c_contiguous() {
+            let given = format!("{what} of {outputs} outputs and {inputs} inputs");
+            return Err(PyValueError::new_err(format!("{given}: an even number of inputs is taken, and whole rows")));
+        }
+        if let Some(bias) = &bias {
+            require(&format!("elements of the bias of {what}"), outputs, bias.len())?;
+        }
+        Ok(Self { matrix: matrix.unbind(), bias: bias.map(Bound::unbind) })
+    }
+
+    fn shape(&self, py: Python<'_>) -> (usize, usize) {
+        let shape = self.matrix.bind(py).shape();
+        (shape[0], shape[1])
+    }
+
+    fn read<'py>(&self, py: Python<'py>) -> ReadProduct<'py> {
+        ReadProduct {
+            matrix: self.matrix.bind(py).readonly(),
+            bias: self.bias.as_ref().map(|bias| bias.bind(py).readonly()),
+        }
+    }
+}
+
+impl ReadProduct<'_> {
+    fn weight(&self) -> PyResult<Weight<'_>> {
+        let bias = self.bias.as_ref().map(|bias| bias.as_slice()).transpose()?;
+        Ok(Weight { matrix: self.matrix.as_slice()?, bias, inputs: self.matrix.shape()[1] })
+    }
+}
+
+/// Milliseconds by kind of work since the block was made: products, attention, norms, rotation, activation.
+fn milliseconds(spent: Spent) -> [f64; 5] {
+    [spent.products, spent.attention, spent.norms, spent.rotation, spent.activation]
+        .map(|duration| duration.as_secs_f64() * 1e3)
+}
+
+/// The residual stream, what is added to it, and where the result goes, all of one shape.
+struct Stream<'py> {
+    x: PyReadwriteArray2<'py, u16>,
+    added: Option<PyReadonlyArray2<'py, u16>>,
+    output: PyReadwriteArray2<'py, u16>,
+}
+
+impl Stream<'_> {
+    fn check(&self, width: usize) -> PyResult<()> {
+        let rows = self.x.shape()[0];
+        require("columns of x", width, self.x.shape()[1])?;
+        require("rows of the output", rows, self.output.shape()[0])?;
+        require("columns of the output", width, self.output.shape()[1])?;
+        if let Some(added) = &self.added {
+            require("rows of what is added", rows, added.shape()[0])?;
+            require("columns of what is added", width, added.shape()[1])?;
+        }
+        Ok(())
+    }
+}
+
+/// Norm, gates, what they gate, and the product behind them.
+#[pyclass(module = "paceline._core")]
+pub(crate) struct FeedForwardBlock {
+    norm: OwnedNorm,
+    gate_up: OwnedProduct,
+    down: OwnedProduct,
+    scratch: Scratch,
+}
+
+#[pymethods]
+impl FeedForwardBlock {
+    #[new]
+    fn new(norm: Bound<'_, PyArray1<u16>>, epsilon: f32, gate_up: Product<'_>, down: Product<'_>) -> PyResult<Self> {
+        let py = norm.py();
+        let (gate_up, down) = (OwnedProduct::new("gate and up", gate_up)?, OwnedProduct::new("down", down)?);
+        let ((wide, width), (outputs, inner)) = (gate_up.shape(py), down.shape(py));
+        require("columns of the norm", width, norm.len())?;
+        require("outputs of gate and up", 2 * inner, wide)?;
+        require("outputs of down", width, outputs)?;
+        Ok(Self { norm: OwnedNorm { weight: norm.unbind(), epsilon }, gate_up, down, scratch: Scratch::default() })
+    }
+
+    /// See the stub.
+    fn __call__(
+        &mut self,
+        py: Python<'_>,
+        x: PyReadwriteArray2<'_, u16>,
+        added: Option<PyReadonlyArray2<'_, u16>>,
+        output: PyReadwriteArray2<'_, u16>,
+    ) -> PyResult<()> {
+        let mut stream = Stream { x, added, output };
+        stream.check(self.gate_up.shape(py).1)?;
+        let added = stream.added.as_ref().map(|added| added.as_slice()).transpose()?;
+        self.run(py, stream.x.as_slice_mut()?, added, stream.output.as_slice_mut()?)
+    }
+
+    /// Milliseconds spent so far on products, attention, norms, rotation and activation.
+    #[getter]
+    fn spent_ms(&self) -> [f64; 5] {
+        milliseconds(self.scratch.spent)
+    }
+}
+
+impl FeedForwardBlock {
+    fn run(&mut self, py: Python<'_>, x: &mut [u16], added: Option<&[u16]>, output: &mut [u16]) -> PyResult<()> {
+        let weight = self.norm.weight.bind(py).readonly();
+        let (gate_up, down) = (self.gate_up.read(py), self.down.read(py));
+        let block = GatedMlp {
+            norm: Norm { weight: weight.as_slice()?, epsilon: self.norm.epsilon },
+            gate_up: gate_up.weight()?,
+            down: down.weight()?,
+        };
+        let scratch = &mut self.scratch;
+        py.detach(|| block.apply(x, added, scratch, output));
+        Ok(())
+    }
+}
+
+/// Cosines and signed sines of the tokens of a pass.
+#[derive(Clone, Copy)]
+struct Angles<'a> {
+    rotation: Rotation<'a, u16>,
+    tokens: usize,
+}
+
+impl<'a> Angles<'a> {
+    fn of(tokens: usize, cos: &'a PyReadonlyArray2<'_, u16>, sin: &'a PyReadonlyArray2<'_, u16>) -> PyResult<Self> {
+        require("rows of cos", tokens, cos.shape()[0])?;
+        require("rows of sin", tokens, sin.shape()[0])?;
+        require("columns of sin", cos.shape()[1], sin.shape()[1])?;
+        Ok(Self { rotation: Rotation { cos: cos.as_slice()?, sin: sin.as_slice()?, width: cos.shape()[1] }, tokens })
+    }
+}
+
+/// Norm, the product to queries, keys and values, rotation, attention, and the product behind it.
+#[pyclass(module = "paceline._core")]
+pub(crate) struct AttentionBlock {
+    layer: usize,
+    shape: Shape,
+    window: usize,
+    norm: OwnedNorm,
+    head_norm: Option<OwnedNorm>,
+    qkv: OwnedProduct,
+    output: OwnedProduct,
+    scratch: Scratch,
+}
+
+#[pymethods]
+impl AttentionBlock {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "each is a tensor or a number of the layer")]
+    fn new(
+        layer: usize,
+        head_count: usize,
+        kv_head_count: usize,
+        window: usize,
+        norm: Bound<'_, PyArray1<u16>>,
+        epsilon: f32,
+        qkv: Product<'_>,
+        output: Product<'_>,
+        head_norm: Option<(Bound<'_, PyArray1<u16>>, f32)>,
+    ) -> PyResult<Self> {
+        let py = norm.py();
+        let (qkv, output) = (OwnedProduct::new("qkv", qkv)?, OwnedProduct::new("output", output)?);
+        let ((columns, width), (outputs, attended)) = (qkv.shape(py), output.shape(py));
+        if head_count == 0 || kv_head_count == 0 || !attended.is_multiple_of(head_count) {
+            let given = format!("{attended} inputs of output for {head_count} heads, {kv_head_count} of them cached");
+            return Err(PyValueError::new_err(given));
+        }
+        let size = attended / head_count;
+        require("columns of the norm", width, norm.len())?;
+        require("outputs of qkv", (head_count + 2 * kv_head_count) * size, columns)?;
+        require("outputs of output", width, outputs)?;
+        if let Some((weight, _)) = &head_norm {
+            require("factors of the heads' norm", (head_count + kv_head_count) * size, weight.len())?;
+        }
+        Ok(Self {
+            layer,
+            shape: Shape { head_count, kv_head_count, key_size: size, value_size: size },
+            window,
+            norm: OwnedNorm { weight: norm.unbind(), epsilon },
+            head_norm: head_norm.map(|(weight, epsilon)| OwnedNorm { weight: weight.unbind(), epsilon }),
+            qkv,
+            output,
+            scratch: Scratch::default(),
+        })
+    }
+
+    /// See the stub.
+    #[expect(clippy::too_many_arguments, reason = "each is a tensor of the pass")]
+    fn __call__(
+        &mut self,
+        py: Python<'_>,
+        attention: &mut PagedAttention,
+        x: PyReadwriteArray2<'_, u16>,
+        added: Option<PyReadonlyArray2<'_, u16>>,
+        cos: PyReadonlyArray2<'_, u16>,
+        sin: PyReadonlyArray2<'_, u16>,
+        output: PyReadwriteArray2<'_, u16>,
+    ) -> PyResult<()> {
+        let mut stream = Stream { x, added, output };
+        stream.check(self.qkv.shape(py).1)?;
+        let angles = Angles::of(stream.x.shape()[0], &cos, &sin)?;
+        let added = stream.added.as_ref().map(|added| added.as_slice()).transpose()?;
+        self.run(py, attention, angles, stream.x.as_slice_mut()?, added, stream.output.as_slice_mut()?)
+    }
+
+    /// Milliseconds spent so far on products, attention, norms, rotation and activation.
+    #[getter]
+    fn spent_ms(&self) -> [f64; 5] {
+        milliseconds(self.scratch.spent)
+    }
+}
+
+impl AttentionBlock {
+    fn run(
+        &mut self,
+        py: Python<'_>,
+        attention: &mut PagedAttention,
+        angles: Angles<'_>,
+        x: &mut [u16],
+        added: Option<&[u16]>,
+        output: &mut [u16],
+    ) -> PyResult<()> {
+        let Angles { rotation, tokens } = angles;
+        if rotation.width == 0 || rotation.width % 2 == 1 || rotation.width > self.shape.key_size {
+            let given = format!("{} rotated columns of heads of {}", rotation.width, self.shape.key_size);
+            return Err(PyValueError::new_err(given));
+        }
+        let weight = self.norm.weight.bind(py).readonly();
+        let head_weight = self.head_norm.as_ref().map(|norm| (norm.weight.bind(py).readonly(), norm.epsilon));
+        let head_norm = match &head_weight {
+            Some((weight, epsilon)) => Some(HeadNorm { weight: weight.as_slice()?, epsilon: *epsilon }),
+            None => None,
+        };
+        let (qkv, behind) = (self.qkv.read(py), self.output.read(py));
+        let block = SelfAttention {
+            norm: Norm { weight: weight.as_slice()?, epsilon: self.norm.epsilon },
+            qkv: qkv.weight()?,
+            rotation,
+            head_norm,
+            shape: self.shape,
+            window: self.window,
+            output: behind.weight()?,
+        };
+        let scratch = &mut self.scratch;
+        attention.with_layer(py, self.layer, tokens, self.shape, |attention, cache| {
+            block.apply(x, added, attention, cache, scratch, output);
+        })
+    }
+}
+
+/// Layers one after another, of one width.
+#[pyclass(module = "paceline._core")]
+pub(crate) struct LayerStack {
+    layers: Vec<(Py<AttentionBlock>, Py<FeedForwardBlock>)>,
+    width: usize,
+    attended: Vec<u16>,
+    fed: Vec<u16>,
+}
+
+#[pymethods]
+impl LayerStack {
+    #[new]
+    fn new(py: Python<'_>, layers: Vec<(Py<AttentionBlock>, Py<FeedForwardBlock>)>) -> PyResult<Self> {
+        let width = |layer: &(Py<AttentionBlock>, Py<FeedForwardBlock>)| {
+            (layer.0.borrow(py).qkv.shape(py).1, layer.1.borrow(py).gate_up.shape(py).1)
+        };
+        let first = layers.first().ok_or_else(|| PyValueError::new_err("a stack has one layer at least"))?;
+        let expected = width(first).0;
+        for layer in &layers {
+            require("width of a layer's attention", expected, width(layer).0)?;
+            require("width of a layer's feed-forward block", expected, width(layer).1)?;
+        }
+        Ok(Self { layers, width: expected, attended: Vec::new(), fed: Vec::new() })
+    }
+
+    /// See the stub.
+    fn __call__(
+        &mut self,
+        py: Python<'_>,
+        attention: &mut PagedAttention,
+        x: PyReadwriteArray2<'_, u16>,
+        cos: PyReadonlyArray2<'_, u16>,
+        sin: PyReadonlyArray2<'_, u16>,
+        output: PyReadwriteArray2<'_, u16>,
+    ) -> PyResult<()> {
+        let mut stream = Stream { x, added: None, output };
+        stream.check(self.width)?;
+        let angles = Angles::of(stream.x.shape()[0], &cos, &sin)?;
+        let (x, output) = (stream.x.as_slice_mut()?, stream.output.as_slice_mut()?);
+        let Self { layers, attended, fed, .. } = self;
+        attended.resize(x.len(), 0);
+        fed.resize(x.len(), 0);
+        for (index, (attends, feeds)) in layers.iter().enumerate() {
+            let added = (index > 0).then_some(&fed[..]);
+            attends.borrow_mut(py).run(py, attention, angles, x, added, attended)?;
+            feeds.borrow_mut(py).run(py, x, Some(attended), fed)?;
+        }
+        output.copy_from_slice(fed);
+        Ok(())
+    }
+}
