@@ -13,6 +13,9 @@ pub trait Element: Copy + Send + Sync + 'static {
 
     /// The same numbers, if they are bits of bfloat16.
     fn halves(numbers: &[Self]) -> Option<&[u16]>;
+
+    /// The same numbers, to be changed.
+    fn halves_mut(numbers: &mut [Self]) -> Option<&mut [u16]>;
 }
 
 impl Element for f32 {
@@ -30,6 +33,11 @@ impl Element for f32 {
 
     #[inline(always)]
     fn halves(_numbers: &[Self]) -> Option<&[u16]> {
+        None
+    }
+
+    #[inline(always)]
+    fn halves_mut(_numbers: &mut [Self]) -> Option<&mut [u16]> {
         None
     }
 }
@@ -55,6 +63,11 @@ impl Element for u16 {
 
     #[inline(always)]
     fn halves(numbers: &[Self]) -> Option<&[u16]> {
+        Some(numbers)
+    }
+
+    #[inline(always)]
+    fn halves_mut(numbers: &mut [Self]) -> Option<&mut [u16]> {
         Some(numbers)
     }
 }

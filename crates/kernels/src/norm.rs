@@ -1,5 +1,6 @@
 //! Root-mean-square norm of the residual stream, with the addition that comes before it.
 
+use paceline_tiles::Vectors;
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::{Element, crew};
@@ -26,7 +27,11 @@ pub fn rms_norm<E: Element>(x: &mut [E], added: Option<&[E]>, weight: &[E], epsi
     let mut added = added.map(|added| added.chunks(part));
     let parts = x.chunks_mut(part).zip(normed.chunks_mut(part)).map(|(x, normed)| {
         let added = added.as_mut().and_then(Iterator::next);
-        move || Arch::new().dispatch(RmsNorm { x, added, weight, epsilon, normed })
+        let norm = RmsNorm { x, added, weight, epsilon, normed };
+        move || match Vectors::new() {
+            Some(vectors) if E::halves(weight).is_some() => norm.with_vectors(vectors),
+            _ => Arch::new().dispatch(norm),
+        }
     });
     crew::run(parts);
 }
@@ -37,6 +42,19 @@ struct RmsNorm<'a, E> {
     weight: &'a [E],
     epsilon: f32,
     normed: &'a mut [E],
+}
+
+impl<E: Element> RmsNorm<'_, E> {
+    fn with_vectors(self, vectors: Vectors) {
+        let halves = (E::halves_mut(self.x), E::halves(self.weight), E::halves_mut(self.normed));
+        let (Some(x), Some(weight), Some(normed)) = halves else { return };
+        let mut added = self.added.and_then(E::halves).map(|added| added.chunks_exact(weight.len()));
+        for (row, normed) in x.chunks_exact_mut(weight.len()).zip(normed.chunks_exact_mut(weight.len())) {
+            let squares = vectors.add(row, added.as_mut().and_then(Iterator::next));
+            let factor = 1.0 / (squares / weight.len() as f32 + self.epsilon).sqrt();
+            vectors.scale(row, factor, weight, normed);
+        }
+    }
 }
 
 impl<E: Element> WithSimd for RmsNorm<'_, E> {

@@ -42,3 +42,29 @@ impl Tiles {
         match *self {}
     }
 }
+
+/// Never made here.
+#[derive(Clone, Copy, Debug)]
+pub enum Vectors {}
+
+impl Vectors {
+    /// Nothing.
+    pub const fn new() -> Option<Self> {
+        None
+    }
+
+    /// See the machines that have vectors of bfloat16.
+    pub fn gate(self, _gates: &[u16], _ups: &[u16], _product: &mut [u16]) {
+        match self {}
+    }
+
+    /// See the machines that have vectors of bfloat16.
+    pub fn add(self, _x: &mut [u16], _added: Option<&[u16]>) -> f32 {
+        match self {}
+    }
+
+    /// See the machines that have vectors of bfloat16.
+    pub fn scale(self, _x: &[u16], _factor: f32, _weight: &[u16], _product: &mut [u16]) {
+        match self {}
+    }
+}

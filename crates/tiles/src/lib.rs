@@ -1,8 +1,9 @@
 //! The matrix instructions of x86 processors (AMX) behind checked calls: products of bfloat16 with fp32 sums.
 //!
-//! The compiler has no names for these instructions yet, so that they are written in assembly. That is the only unchecked
+//! The compiler has no names for these instructions yet, so that they are written in assembly. Vectors of bfloat16, which
+//! the same processors have, are here too. That is the only unchecked
 //! code of the workspace, and all that this crate has: what is done with tiles is decided in `kernels`. Where a processor
-//! or its system has no tiles, [`Tiles::new`] gives nothing.
+//! or its system has none, [`Tiles::new`] and [`Vectors::new`] give nothing.
 //!
 //! The instructions are described in the *Intel Architecture Instruction Set Extensions Programming Reference*, chapter
 //! "Intel Advanced Matrix Extensions".
@@ -10,11 +11,16 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 mod absent;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#[allow(unsafe_code, reason = "instructions that not every processor has, on masked places")]
+mod vectors;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #[allow(unsafe_code, reason = "tile instructions are known to the assembler only")]
 mod x86;
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-pub use absent::Tiles;
+pub use absent::{Tiles, Vectors};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub use vectors::Vectors;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use x86::Tiles;
 

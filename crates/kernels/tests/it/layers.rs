@@ -70,6 +70,17 @@ fn a_gate_is_silu_times_the_other_half() {
     check_gate::<u16>(4e-3);
 }
 
+#[test]
+fn gates_far_out_stay_small_and_nan_stays() {
+    let gate_up: Vec<f32> = [-3e38, -100.0, 90.0, f32::NAN, 1.0, 1.0, 1.0, 1.0].to_vec();
+    let mut product = [0.0_f32; 4];
+    gate(&gate_up, 4, &mut product);
+    assert!(
+        product[0].abs() < 1e-30 && product[1].abs() < 1e-30 && product[2] == 90.0 && product[3].is_nan(),
+        "{product:?}"
+    );
+}
+
 fn check_rotation<E: Element>(width: usize, has_norm: bool, limit: f64) {
     let (tokens, count, size, row_width) = (3, 2, 16, 40);
     let mut heads = numbers::<E>(tokens * row_width, 0.9);
