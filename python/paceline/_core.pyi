@@ -574,10 +574,13 @@ class Int8Matrix:
 
 @final
 class PagedAttention:
-    """Writes new keys and values into the paged cache and attends over it; rows of many queries are the caller's."""
+    """Writes new keys and values into the paged cache and attends over it; rows of many queries may be the caller's."""
 
     def __new__(cls, keys: list[_Array], values: list[_Array], block_size: int) -> PagedAttention:
         """Take the pools `[kv heads, slots, size]` of every layer; no value pools where values are part of the keys."""
+    @property
+    def takes_long_rows(self) -> bool:
+        """Whether rows of many queries are worth giving to it."""
     def prepare(
         self,
         query_start_loc: npt.NDArray[np.int32],

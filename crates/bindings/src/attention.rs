@@ -1,7 +1,7 @@
 //! Attention over the paged cache, over numpy arrays of float32 or of the bits of bfloat16 (uint16).
 
 use numpy::{PyArray3, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray2, PyUntypedArrayMethods};
-use paceline_kernels::{Attention, Cache, Element, Heads, Shape};
+use paceline_kernels::{Attention, Cache, Element, Heads, Shape, takes_long_rows};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
@@ -58,6 +58,20 @@ impl PagedAttention {
             _ => return Err(mixed_types()),
         };
         Ok(Self { pools, attention: Attention::new(slots / block_size, block_size) })
+    }
+
+    /// Whether rows of many queries are worth giving to it.
+    #[getter]
+    fn takes_long_rows(&self, py: Python<'_>) -> bool {
+        let size = |pool: &Py<PyArray3<u16>>| pool.bind(py).shape()[2];
+        match &self.pools {
+            Pools::Half(LayerPools { keys, values }) => keys.first().is_some_and(|keys| {
+                // A latent's values are most of its columns, and no other count is known here.
+                let key_size = size(keys);
+                takes_long_rows(key_size, values.first().map_or(key_size / 64 * 64, size))
+            }),
+            Pools::Single(_) => false,
+        }
     }
 
     /// Takes the arrays of the next pass. Raises `ValueError` for one that does not fit the cache or the others.

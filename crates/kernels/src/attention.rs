@@ -1,8 +1,9 @@
 //! Attention over the paged cache, read where it lies: no row's keys are gathered.
 //!
-//! Meant for rows of few queries, decode rows and those that verify drafts. All heads that share a key are taken together,
-//! so each key is read and widened once. Keys come in chunks that begin at fixed positions, with a running softmax: what
-//! a query gives depends neither on the other rows nor on how many queries its row has.
+//! All heads that share a key are taken together, so each key is read once for them. Keys come in chunks that begin at fixed
+//! positions, with a running softmax: what a query gives depends neither on the other rows nor on how many queries its row
+//! has. With matrix instructions rows may have any number of queries; with vectors it is meant for rows of few, decode rows
+//! and those that verify drafts.
 
 mod rows;
 mod tile;
@@ -16,7 +17,7 @@ use pulp::{Arch, Simd, WithSimd};
 pub use rows::{Error, PassRows};
 use tile::{CHUNK, Tile};
 
-use crate::{Element, crew};
+use crate::{Element, crew, has_matrix_instructions};
 
 /// Heads and their sizes, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,11 @@ impl<E> Heads<'_, E> {
         let start = row * self.row_width + self.first;
         &self.data[start..start + width]
     }
+}
+
+/// Whether rows of many queries are worth giving to [`Attention`], for bfloat16 heads of these sizes.
+pub fn takes_long_rows(key_size: usize, value_size: usize) -> bool {
+    tiled::takes(key_size, value_size) && has_matrix_instructions()
 }
 
 /// Attention of one worker: the rows of the pass, and memory that is used again in every layer.
@@ -114,33 +120,17 @@ impl Attention {
         let output_width = shape.head_count * shape.value_size;
         let Self { rows, tiles } = self;
         output[rows.token_count() * output_width..].fill(E::ZERO);
-        let read =
-            rows.work(0..rows.count(), query_len_max) * shape.kv_head_count * (shape.key_size + shape.value_size);
-        let parts = crew::parts(rows.count(), read);
+        let read = rows.work(query_len_max) * shape.kv_head_count * (shape.key_size + shape.value_size);
+        let parts = crew::parts(rows.piece_count(), read);
         if tiles.len() < parts {
             tiles.resize_with(parts, Tile::default);
         }
         let mut rest = output;
         let tasks = rows.shares(parts, query_len_max).zip(tiles).map(|(share, tile)| {
-            let first_token = rows.first_token(share.start);
-            let tokens = rows.first_token(share.end) - first_token;
-            let (output, others) = std::mem::take(&mut rest).split_at_mut(tokens * output_width);
+            let (output, others) = std::mem::take(&mut rest).split_at_mut(share.len() * output_width);
             rest = others;
             let rows: &PassRows = rows;
-            let call = Attend {
-                rows,
-                tile,
-                share,
-                first_token,
-                shape,
-                queries,
-                keys,
-                values,
-                scale,
-                window,
-                query_len_max,
-                output,
-            };
+            let call = Attend { rows, tile, share, shape, queries, keys, values, scale, window, query_len_max, output };
             move || Arch::new().dispatch(call)
         });
         crew::run(tasks);
@@ -150,9 +140,8 @@ impl Attention {
 struct Attend<'a, E> {
     rows: &'a PassRows,
     tile: &'a mut Tile,
-    // The rows that are meant, and the first token of theirs, which is the first of `output`.
+    // The tokens that are meant, the first of them the first of `output`.
     share: Range<usize>,
-    first_token: usize,
     shape: Shape,
     queries: Heads<'a, E>,
     keys: &'a [E],
@@ -171,16 +160,17 @@ impl<E: Element> WithSimd for Attend<'_, E> {
         let (keys, values) = (E::halves(self.keys), self.values.and_then(E::halves));
         let is_tiled = tiled::takes(self.shape.key_size, self.shape.value_size);
         let mut tiles = if is_tiled && keys.is_some() { Tiles::new() } else { None };
-        for row in self.share.clone() {
-            if self.rows.query_len(row) > self.query_len_max {
+        let rows = self.rows;
+        for (row, tokens) in rows.rows_of(self.share.clone()) {
+            if tokens.is_empty() || rows.query_len(row) > self.query_len_max {
                 continue;
             }
             if let (Some(tiles), Some(keys)) = (&mut tiles, keys) {
-                self.row_tiled(simd, tiles, (keys, values), row);
+                self.row_tiled(simd, tiles, (keys, values), row, tokens);
                 continue;
             }
             for kv_head in 0..self.shape.kv_head_count {
-                self.kv_head(simd, row, kv_head);
+                self.kv_head(simd, row, tokens.clone(), kv_head);
             }
         }
     }
@@ -194,15 +184,14 @@ impl<E: Element> Attend<'_, E> {
         (if self.window == 0 { 0 } else { end.saturating_sub(self.window) }, end)
     }
 
-    /// All queries of one row that share one cached head.
+    /// Queries of some tokens of one row that share one cached head.
     #[inline(always)]
-    fn kv_head<S: Simd>(&mut self, simd: S, row: usize, kv_head: usize) {
+    fn kv_head<S: Simd>(&mut self, simd: S, row: usize, tokens: Range<usize>, kv_head: usize) {
         let shape = self.shape;
         let group = shape.head_count / shape.kv_head_count;
-        let (first_token, query_len, kv_len) =
-            (self.rows.first_token(row), self.rows.query_len(row), self.rows.kv_len(row));
-        self.tile.begin(query_len * group, shape.key_size, shape.value_size);
-        for token in 0..query_len {
+        let (first_token, kv_len) = (self.rows.first_token(row) + tokens.start, self.seen(row, tokens.end - 1).1);
+        self.tile.begin(tokens.len() * group, shape.key_size, shape.value_size);
+        for token in 0..tokens.len() {
             let heads = self.queries.row(first_token + token, shape.head_count * shape.key_size);
             for index in 0..group {
                 let start = (kv_head * group + index) * shape.key_size;
@@ -215,7 +204,7 @@ impl<E: Element> Attend<'_, E> {
             Some(pool) => (&pool[kv_head * slots * shape.value_size..][..slots * shape.value_size], shape.value_size),
             None => (keys, shape.key_size),
         };
-        let mut begin = self.seen(row, 0).0 / CHUNK * CHUNK;
+        let mut begin = self.seen(row, tokens.start).0 / CHUNK * CHUNK;
         while begin < kv_len {
             let end = kv_len.min(begin + CHUNK);
             for (place, slot, count) in self.rows.runs(row, begin, end) {
@@ -227,8 +216,8 @@ impl<E: Element> Attend<'_, E> {
                 let rows = &values[slot * value_stride..(slot + count) * value_stride];
                 self.tile.load_values(place, rows, shape.value_size, value_stride);
             }
-            for token in 0..query_len {
-                let (from, to) = self.seen(row, token);
+            for token in 0..tokens.len() {
+                let (from, to) = self.seen(row, tokens.start + token);
                 let (from, to) = (from.clamp(begin, end) - begin, to.clamp(begin, end) - begin);
                 for query in token * group..(token + 1) * group {
                     if from < to {
@@ -239,9 +228,9 @@ impl<E: Element> Attend<'_, E> {
             begin = end;
         }
         let output_width = shape.head_count * shape.value_size;
-        for token in 0..query_len {
+        for token in 0..tokens.len() {
             for index in 0..group {
-                let start = (first_token - self.first_token + token) * output_width
+                let start = (first_token - self.share.start + token) * output_width
                     + (kv_head * group + index) * shape.value_size;
                 self.tile.finish(token * group + index, &mut self.output[start..start + shape.value_size]);
             }

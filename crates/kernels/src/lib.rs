@@ -22,7 +22,7 @@ mod norm;
 mod rotary;
 
 pub use activation::gate;
-pub use attention::{Attention, Error, Heads, PassRows, Shape};
+pub use attention::{Attention, Error, Heads, PassRows, Shape, takes_long_rows};
 pub use block::{Cache, GatedMlp, Norm, Scratch, SelfAttention, Spent, Weight};
 pub use crew::set_threads;
 pub use element::Element;

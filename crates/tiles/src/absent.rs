@@ -38,7 +38,32 @@ impl Tiles {
     }
 
     /// See the machines that have tiles.
+    pub fn multiply_by_four(&mut self, _weights: [&[u16]; 4], _x: &[Square], _sums: &mut [Square; 4]) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
     pub fn weave(&self, _rows: [&[u16]; 2], _size: usize, _column: usize, _woven: &mut [Square; 4]) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn turn(&self, _rows: &[u16], _size: usize, _column: usize, _turned: &mut Square) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn narrow(&self, _numbers: &[f32], _halves: &mut [u16]) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn narrow_woven(&self, _sums: &[[f32; SIDE]], _factor: f32, _halves: &mut [u16]) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn fetch(&self, _numbers: &[u16]) {
         match *self {}
     }
 }

@@ -2,13 +2,10 @@
 //!
 //! Tiles 0 to 3 hold sums, 4 and 5 weights, 6 and 7 inputs. All eight have sixteen rows of 64 bytes.
 
+mod woven;
+
 use std::arch::asm;
-use std::arch::x86_64::{
-    __cpuid_count, __m256bh, __m512, __m512i, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_cvtneps_pbh, _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_setzero_si512,
-    _mm512_shuffle_f32x4, _mm512_store_si512, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
-    _mm512_unpacklo_epi16, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
-};
+use std::arch::x86_64::{__cpuid_count, _MM_HINT_T1, _mm_prefetch};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
@@ -279,6 +276,61 @@ impl Tiles {
         }
     }
 
+    /// The products of four times sixteen outputs with 16 rows of inputs.
+    ///
+    /// `weights` are `[16, inputs]` each, `x` as for [`Self::multiply`], and `sums` `[output, row]`.
+    ///
+    /// # Panics
+    /// If the lengths do not fit each other.
+    #[inline]
+    pub fn multiply_by_four(&mut self, weights: [&[u16]; 4], x: &[Square], sums: &mut [Square; 4]) {
+        check([weights[0], weights[1]], x);
+        check([weights[2], weights[3]], x);
+        // SAFETY: every row of the weights has a line for each square of `x`, as was checked; `sums` has four tiles. The
+        // tiles are set up, and nobody else on this thread uses them.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "2:",
+                "tileloadd tmm4, [{x} + {line}]",
+                "tileloadd tmm5, [{first} + {stride}]",
+                "tileloadd tmm6, [{second} + {stride}]",
+                "tdpbf16ps tmm0, tmm5, tmm4",
+                "tileloadd tmm7, [{third} + {stride}]",
+                "tdpbf16ps tmm1, tmm6, tmm4",
+                "tileloadd tmm5, [{fourth} + {stride}]",
+                "tdpbf16ps tmm2, tmm7, tmm4",
+                "tdpbf16ps tmm3, tmm5, tmm4",
+                "add {first}, 64",
+                "add {second}, 64",
+                "add {third}, 64",
+                "add {fourth}, 64",
+                "add {x}, 1024",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{sums} + {line}], tmm0",
+                "tilestored [{sums} + {line} + 1024], tmm1",
+                "tilestored [{sums} + {line} + 2048], tmm2",
+                "tilestored [{sums} + {line} + 3072], tmm3",
+                first = inout(reg) weights[0].as_ptr() => _,
+                second = inout(reg) weights[1].as_ptr() => _,
+                third = inout(reg) weights[2].as_ptr() => _,
+                fourth = inout(reg) weights[3].as_ptr() => _,
+                stride = in(reg) x.len() * LINE_BYTES,
+                x = inout(reg) x.as_ptr() => _,
+                steps = inout(reg) x.len() => _,
+                sums = in(reg) sums.as_mut_ptr(),
+                line = in(reg) LINE_BYTES,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+
     /// Squares of 64 columns of 32 rows, from `column` on: word `[pair, place]` is a column of two rows that follow each
     /// other. Places are, of each 32 columns, those of 0-3, 8-11, 16-19 and 24-27, and in the next square the others.
     ///
@@ -293,14 +345,63 @@ impl Tiles {
             assert_eq!(half.len(), SIDE * size, "numbers of sixteen rows");
         }
         // SAFETY: processors with tiles have these, as was asked; lengths were checked.
-        unsafe { weave_to(rows, size, column, woven) };
+        unsafe { woven::weave_to(rows, size, column, woven) };
     }
 
     /// Rows for columns.
     #[inline]
     pub fn transpose(&self, square: &Square, turned: &mut Square) {
         // SAFETY: processors with tiles have AVX-512, as was asked.
-        unsafe { transposed_to(square, turned) };
+        unsafe { woven::transposed_to(square, turned) };
+    }
+
+    /// The 32 columns from `column` on of sixteen rows `[16, size]` as inputs: word `[pair, row]` is that pair of columns of
+    /// that row.
+    ///
+    /// # Panics
+    /// If the rows are too few or the columns beyond `size`.
+    #[inline]
+    pub fn turn(&self, rows: &[u16], size: usize, column: usize, turned: &mut Square) {
+        assert!(column + INPUTS <= size, "columns of a row");
+        assert_eq!(rows.len(), SIDE * size, "numbers of sixteen rows");
+        // SAFETY: processors with tiles have AVX-512, as was asked; lengths were checked.
+        unsafe { woven::turn_to(rows, size, column, turned) };
+    }
+
+    /// Numbers in bfloat16, ties to even; what is below the normal numbers becomes zero.
+    ///
+    /// # Panics
+    /// If the lengths differ or are not whole vectors of sixteen.
+    #[inline]
+    pub fn narrow(&self, numbers: &[f32], halves: &mut [u16]) {
+        assert_eq!(numbers.len(), halves.len(), "as many halves as numbers");
+        let (numbers, halves) = (numbers.as_chunks::<SIDE>(), halves.as_chunks_mut::<SIDE>());
+        assert!(numbers.1.is_empty(), "whole vectors");
+        // SAFETY: processors with tiles have these, as was asked.
+        unsafe { woven::narrow_to(numbers.0, halves.0) };
+    }
+
+    /// Sums of woven columns times `factor` in bfloat16, ties to even, columns in order: of each 32 columns, those of both
+    /// squares that [`Self::weave`] makes.
+    ///
+    /// # Panics
+    /// If there are not as many places as sums, or not pairs of sums.
+    #[inline]
+    pub fn narrow_woven(&self, sums: &[[f32; SIDE]], factor: f32, halves: &mut [u16]) {
+        assert_eq!(sums.len() * SIDE, halves.len(), "as many halves as sums");
+        let (sums, halves) = (sums.as_chunks::<2>(), halves.as_chunks_mut::<INPUTS>());
+        assert!(sums.1.is_empty(), "pairs of sums");
+        // SAFETY: processors with tiles have these, as was asked.
+        unsafe { woven::narrow_woven_to(sums.0, factor, halves.0) };
+    }
+
+    /// Fetches numbers that are read soon into the second cache, and waits for nothing.
+    #[inline]
+    pub fn fetch(&self, numbers: &[u16]) {
+        for at in (0..numbers.len()).step_by(INPUTS) {
+            // SAFETY: to fetch ahead of use is no access.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(numbers.as_ptr().wrapping_add(at).cast()) };
+        }
     }
 
     /// Twice the sums `[output, row]` in fp32 of sixteen outputs and their biases, added, as bfloat16 `[row, output]`, ties
@@ -308,7 +409,7 @@ impl Tiles {
     #[inline]
     pub fn round(&self, sums: [&Square; 2], biases: &[[f32; SIDE]; 2], lines: &mut Lines) {
         // SAFETY: processors with tiles have these, as was asked.
-        unsafe { round_to(sums, biases, lines) };
+        unsafe { woven::round_to(sums, biases, lines) };
     }
 }
 
@@ -336,90 +437,4 @@ fn check(weights: [&[u16]; 2], x: &[Square]) {
     for half in weights {
         assert_eq!(half.len(), SIDE * x.len() * INPUTS, "weights of sixteen outputs");
     }
-}
-
-#[target_feature(enable = "avx512f")]
-fn transposed_to(square: &Square, turned: &mut Square) {
-    for (row, column) in turned.0.iter_mut().zip(transposed(square)) {
-        // SAFETY: a row is 64 bytes, on a line of its own.
-        unsafe { _mm512_store_si512(row.as_mut_ptr().cast(), column) };
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn round_to(sums: [&Square; 2], biases: &[[f32; SIDE]; 2], lines: &mut Lines) {
-    for (half, (sums, bias)) in sums.into_iter().zip(biases).enumerate() {
-        // SAFETY: sixteen numbers are read from an array of sixteen.
-        let bias = unsafe { _mm512_loadu_ps(bias.as_ptr()) };
-        for (line, column) in lines.0.iter_mut().zip(transposed(sums)) {
-            let rounded = _mm512_cvtneps_pbh(_mm512_add_ps(_mm512_castsi512_ps(column), bias));
-            let place = &mut line[half * SIDE..][..SIDE];
-            // SAFETY: 32 bytes are written to a place of sixteen numbers of two bytes.
-            unsafe { place.as_mut_ptr().cast::<__m256bh>().write_unaligned(rounded) };
-        }
-    }
-}
-
-/// # Safety
-/// `rows` are sixteen times `size` numbers each, and `column + 64` is at most `size`.
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn weave_to(rows: [&[u16]; 2], size: usize, column: usize, woven: &mut [Square; 4]) {
-    for (half, rows) in rows.into_iter().enumerate() {
-        for pair in 0..SIDE / 2 {
-            for part in 0..2 {
-                let start = 2 * pair * size + column + part * INPUTS;
-                // SAFETY: 32 numbers of one of the sixteen rows, as the caller says.
-                let [first, second] =
-                    [start, start + size].map(|start| unsafe { _mm512_loadu_si512(rows.as_ptr().add(start).cast()) });
-                let place = half * SIDE / 2 + pair;
-                // SAFETY: rows of squares are 64 bytes, on lines of their own.
-                unsafe {
-                    let low = woven[2 * part].0[place].as_mut_ptr();
-                    _mm512_store_si512(low.cast(), _mm512_unpacklo_epi16(first, second));
-                    let high = woven[2 * part + 1].0[place].as_mut_ptr();
-                    _mm512_store_si512(high.cast(), _mm512_unpackhi_epi16(first, second));
-                }
-            }
-        }
-    }
-}
-
-/// The columns of a square: pairs of rows are woven into each other, then pairs of pairs, then quarters of vectors.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn transposed(square: &Square) -> [__m512i; SIDE] {
-    let mut pairs = [_mm512_setzero_si512(); SIDE];
-    for (woven, two) in pairs.chunks_exact_mut(2).zip(square.0.chunks_exact(2)) {
-        // SAFETY: rows are 64 bytes, on lines of their own.
-        let [first, second] = [0, 1].map(|row| unsafe { _mm512_load_si512(two[row].as_ptr().cast()) });
-        woven[0] = _mm512_unpacklo_epi32(first, second);
-        woven[1] = _mm512_unpackhi_epi32(first, second);
-    }
-    let mut fours = pairs;
-    for (woven, four) in fours.chunks_exact_mut(4).zip(pairs.chunks_exact(4)) {
-        woven[0] = _mm512_unpacklo_epi64(four[0], four[2]);
-        woven[1] = _mm512_unpackhi_epi64(four[0], four[2]);
-        woven[2] = _mm512_unpacklo_epi64(four[1], four[3]);
-        woven[3] = _mm512_unpackhi_epi64(four[1], four[3]);
-    }
-    // Now `fours[4 * group + place]` has, in quarter q, column 4 q + place of the rows 4 group to 4 group + 3.
-    let mut columns = fours;
-    for place in 0..4 {
-        let group = |index: usize| _mm512_castsi512_ps(fours[4 * index + place]);
-        let [even_low, odd_low] = quarters(group(0), group(1));
-        let [even_high, odd_high] = quarters(group(2), group(3));
-        let [first, third] = quarters(even_low, even_high);
-        let [second, fourth] = quarters(odd_low, odd_high);
-        for (quarter, column) in [first, second, third, fourth].into_iter().enumerate() {
-            columns[4 * quarter + place] = _mm512_castps_si512(column);
-        }
-    }
-    columns
-}
-
-/// The even quarters of two vectors, and the odd ones.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn quarters(first: __m512, second: __m512) -> [__m512; 2] {
-    [_mm512_shuffle_f32x4::<0b10_00_10_00>(first, second), _mm512_shuffle_f32x4::<0b11_01_11_01>(first, second)]
 }

@@ -46,6 +46,8 @@ fn sums_are_those_of_plain_loops() {
         tiles.multiply_two(halves, &[], [&packed[0], &packed[1]], &mut sums);
         let all = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(half, rows)| expected(&weights[half], &x[rows], inputs));
         assert_eq!(sums, all);
+        tiles.multiply_by_four([halves[0], halves[1], halves[1], halves[0]], &packed[1], &mut sums);
+        assert_eq!(sums, [all[1], all[3], all[3], all[1]]);
     }
 }
 
@@ -98,6 +100,35 @@ fn rows_become_columns() {
     assert_eq!(got, turned);
     tiles.transpose(&turned, &mut got);
     assert_eq!(got, square);
+}
+
+#[test]
+fn columns_of_rows_become_inputs() {
+    let Some(tiles) = Tiles::new() else { return };
+    let rows: Vec<u16> = (0..16 * 64).map(|number| number as u16).collect();
+    let mut turned = Square::ZERO;
+    tiles.turn(&rows, 64, 32, &mut turned);
+    for (pair, words) in turned.0.iter().enumerate() {
+        for (row, word) in words.iter().enumerate() {
+            let first = (row * 64 + 32 + 2 * pair) as u32;
+            assert_eq!(*word, first | (first + 1) << 16, "pair {pair} of row {row}");
+        }
+    }
+}
+
+#[test]
+fn numbers_are_narrowed_and_columns_put_in_order() {
+    let Some(tiles) = Tiles::new() else { return };
+    let numbers: Vec<f32> = (0..32).map(|number| 1.0 + number as f32 / 256.0).collect();
+    let mut halves = [0; 32];
+    tiles.narrow(&numbers, &mut halves);
+    // Odd numbers lie between two bfloat16 and go to the even one.
+    let even: [u16; 32] =
+        std::array::from_fn(|number| 0x3f80 + ((number + 1) / 4 * 2 + usize::from(number % 4 == 2)) as u16);
+    assert_eq!(halves, even);
+    let woven = [0, 4].map(|first| std::array::from_fn(|lane| (first + lane / 4 * 8 + lane % 4) as f32));
+    tiles.narrow_woven(&woven, 2.0, &mut halves);
+    assert_eq!(halves, std::array::from_fn(|column| ((2.0 * column as f32).to_bits() >> 16) as u16));
 }
 
 #[test]

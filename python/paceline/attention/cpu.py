@@ -1,7 +1,8 @@
-"""The `cpu` backend: rows of few queries by the kernel of `_core`, all in one call; rows of many by torch's own.
+"""The `cpu` backend: the kernel of `_core`, all rows in one call; without matrix instructions, rows of many queries by torch's.
 
 The kernel reads the cache through the block table, so nothing is gathered however the blocks lie. Torch's kernel is
-faster from a handful of queries on, where the scores are a matrix product worth the name.
+faster than its vectors from a handful of queries on, where the scores are a matrix product worth the name; where the
+kernel makes such products itself, it takes every row, and a prompt reads the same however it is cut into chunks.
 """
 
 from __future__ import annotations
@@ -17,22 +18,25 @@ from paceline.attention.kv_cache import KvCache
 from paceline.attention.rows import RowReader
 from paceline.layers.host import array_of
 
-# Rows of more queries than this are torch's. Four rows of one query and 160 keys take 101 us here and 201 there, of six
-# 396 and 437, of eight 540 and 475; with 1,000 keys the two meet at four queries.
+# Rows of more queries than this are torch's, where the kernel has vectors only. Four rows of one query and 160 keys take
+# 101 us here and 201 there, of six 396 and 437, of eight 540 and 475; with 1,000 keys the two meet at four queries.
 QUERY_LEN_MAX = 6
+# More than a row has.
+ANY_LEN = 1 << 31
 
 
 class CpuAttention:
     """Serves one cache in a CPU's memory, in float32 or bfloat16."""
 
-    def __init__(self, cache: KvCache, contract: Contract = CPU, query_len_max: int = QUERY_LEN_MAX) -> None:
-        """Serve `cache`, declaring `contract`; rows of more than `query_len_max` queries are torch's."""
+    def __init__(self, cache: KvCache, contract: Contract = CPU, query_len_max: int | None = None) -> None:
+        """Serve `cache`, declaring `contract`; rows of more than `query_len_max` queries are torch's, if it is given."""
         self._cache = cache
-        self._query_len_max = query_len_max
         self._contract = contract
         self._kernel = _core.PagedAttention(
             [array_of(pool) for pool in cache.keys], [array_of(pool) for pool in cache.values], cache.block_size
         )
+        longest = ANY_LEN if self._kernel.takes_long_rows else QUERY_LEN_MAX
+        self._query_len_max = longest if query_len_max is None else query_len_max
         self._reader = RowReader(cache)
         # First token and length of the rows that torch reads.
         self._long_rows: list[tuple[int, int]] = []

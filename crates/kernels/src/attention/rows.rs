@@ -27,6 +27,14 @@ pub enum Error {
     },
 }
 
+/// Queries of a row that stay together when rows are shared out.
+const PIECE: usize = 16;
+
+/// Keys that are looked up at a time.
+const SIXTEEN: usize = 16;
+/// Keys that do not lie in one piece.
+const SCATTERED: usize = usize::MAX;
+
 /// Rows, where their keys lie, and where new tokens are written.
 #[derive(Debug)]
 pub struct PassRows {
@@ -39,6 +47,9 @@ pub struct PassRows {
     blocks: Vec<usize>,
     // First entry of each row in `blocks`.
     block_starts: Vec<usize>,
+    // Slots of the first of each sixteen keys, `SCATTERED` where they do not follow each other; where each row begins.
+    sixteens: Vec<usize>,
+    sixteen_starts: Vec<usize>,
     // Token and slot of every write.
     writes: Vec<(usize, usize)>,
     input_count: usize,
@@ -54,6 +65,8 @@ impl PassRows {
             kv_lens: Vec::new(),
             blocks: Vec::new(),
             block_starts: Vec::new(),
+            sixteens: Vec::new(),
+            sixteen_starts: Vec::new(),
             writes: Vec::new(),
             input_count: 0,
         }
@@ -96,6 +109,7 @@ impl PassRows {
                 self.blocks.push(below("block id", self.block_count, block.into())?);
             }
         }
+        self.find_sixteens();
         self.input_count = tokens;
         self.writes.clear();
         for (token, &slot) in slots.iter().enumerate() {
@@ -104,6 +118,29 @@ impl PassRows {
             }
         }
         Ok(())
+    }
+
+    fn find_sixteens(&mut self) {
+        let mut sixteens = std::mem::take(&mut self.sixteens);
+        sixteens.clear();
+        self.sixteen_starts.clear();
+        for (row, &kv_len) in self.kv_lens.iter().enumerate() {
+            self.sixteen_starts.push(sixteens.len());
+            for begin in (0..kv_len).step_by(SIXTEEN) {
+                let mut first = None;
+                let mut runs = self.runs(row, begin, kv_len.min(begin + SIXTEEN));
+                let follow = runs.all(|(place, slot, _)| slot == *first.get_or_insert(slot) + place);
+                sixteens.push(first.filter(|_| follow).unwrap_or(SCATTERED));
+            }
+        }
+        self.sixteens = sixteens;
+    }
+
+    /// The slot of the first of the sixteen keys from `16 * index` on, if all that the row has of them follow each other.
+    #[inline(always)]
+    pub(super) fn sixteen(&self, row: usize, index: usize) -> Option<usize> {
+        let slot = self.sixteens[self.sixteen_starts[row] + index];
+        (slot != SCATTERED).then_some(slot)
     }
 
     pub(super) fn count(&self) -> usize {
@@ -119,23 +156,51 @@ impl PassRows {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Products of a query with a key in `rows`, those of rows of more than `query_len_max` queries left out.
-    pub(super) fn work(&self, rows: Range<usize>, query_len_max: usize) -> usize {
-        let work = |row| if self.query_len(row) > query_len_max { 0 } else { self.query_len(row) * self.kv_len(row) };
-        rows.map(work).sum()
+    /// Products of a query with a key, those of rows of more than `query_len_max` queries left out.
+    pub(super) fn work(&self, query_len_max: usize) -> usize {
+        self.pieces(query_len_max).map(|(_, work)| work).sum()
     }
 
-    /// All rows as `count` ranges of about equal work, some of them empty.
+    /// Pieces of the rows, which are not cut further.
+    pub(super) fn piece_count(&self) -> usize {
+        (0..self.count()).map(|row| self.query_len(row).div_ceil(PIECE)).sum()
+    }
+
+    /// Where each piece ends, and its products of a query with a key.
+    fn pieces(&self, query_len_max: usize) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.count()).flat_map(move |row| {
+            let query_len = self.query_len(row);
+            (0..query_len).step_by(PIECE).map(move |first| {
+                let end = query_len.min(first + PIECE);
+                let seen = self.kv_len(row) - query_len + end;
+                let work = if query_len > query_len_max { 0 } else { (end - first) * seen };
+                (self.first_token(row) + end, work)
+            })
+        })
+    }
+
+    /// All tokens as `count` ranges of about equal work, some of them empty; rows of many queries are cut.
     pub(super) fn shares(&self, count: usize, query_len_max: usize) -> impl Iterator<Item = Range<usize>> {
-        let total = self.work(0..self.count(), query_len_max);
+        let total = self.work(query_len_max);
+        let mut pieces = self.pieces(query_len_max);
         let (mut end, mut done) = (0, 0);
         (1..=count).map(move |part| {
             let start = end;
-            while end < self.count() && (part == count || done * count < total * part) {
-                done += self.work(end..end + 1, query_len_max);
-                end += 1;
+            while part == count || done * count < total * part {
+                let Some((piece_end, work)) = pieces.next() else { break };
+                (end, done) = (piece_end, done + work);
             }
             start..end
+        })
+    }
+
+    /// The rows of some tokens, each with those of its own that are among them, counted in the row.
+    pub(super) fn rows_of(&self, tokens: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let first = self.starts.partition_point(|&start| start <= tokens.start).saturating_sub(1);
+        let rows = (first..self.count()).take_while(move |&row| self.starts[row] < tokens.end);
+        rows.map(move |row| {
+            let (start, end) = (self.starts[row], self.starts[row + 1]);
+            (row, tokens.start.max(start) - start..tokens.end.min(end) - start)
         })
     }
 

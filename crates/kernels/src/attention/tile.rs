@@ -2,7 +2,7 @@
 
 use pulp::Simd;
 
-use super::tiled::Queries;
+use super::tiled::Workspace;
 use crate::Element;
 use crate::exponential::exponential;
 
@@ -27,7 +27,7 @@ pub(super) struct Tile {
     weights: Vec<f32>,
     sums: Vec<f32>,
     /// Where there are matrix instructions.
-    pub(super) queries_of_tiles: Vec<Queries>,
+    pub(super) workspace_of_tiles: Workspace,
 }
 
 impl Tile {

@@ -130,6 +130,11 @@ fn row() -> impl Strategy<Value = Row> {
         .prop_map(|(query_len, before)| Row { query_len, kv_len: query_len + before })
 }
 
+fn long_row() -> impl Strategy<Value = Row> {
+    (1_usize..150, prop_oneof![0_usize..20, 200_usize..400])
+        .prop_map(|(query_len, before)| Row { query_len, kv_len: query_len + before })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
@@ -147,9 +152,21 @@ proptest! {
     }
 
     #[test]
+    fn rows_may_have_many_queries(
+        rows in proptest::collection::vec(long_row(), 1..3),
+        window in prop_oneof![Just(0_usize), 1_usize..400],
+        padding in 0_usize..3,
+        (head_count, kv_head_count) in prop_oneof![Just((3, 1)), Just((2, 2))],
+        block_size in prop_oneof![Just(BLOCK_SIZE), Just(64)],
+    ) {
+        let shape = Shape { head_count, kv_head_count, key_size: 64, value_size: 64 };
+        World { shape, rows, window, padding, is_latent: false, block_size }.check();
+    }
+
+    #[test]
     fn a_latent_is_key_and_value(
         rows in proptest::collection::vec(row(), 1..4),
-        heads in 1_usize..5,
+        heads in 1_usize..9,
         (key_size, value_size) in prop_oneof![Just((88, 72)), Just((96, 64)), Just((192, 128))],
     ) {
         let shape = Shape { head_count: heads, kv_head_count: 1, key_size, value_size };
@@ -192,6 +209,59 @@ fn same_alone_and_together(shape: Shape) {
         let split = run(&[0, 2, 5], &[kv_len - 3, kv_len], 0, 5);
         assert_eq!(together, split);
     }
+}
+
+/// A prompt cut into chunks anywhere: bit for bit what it is in one piece, also where it is shared out between threads.
+#[test]
+fn a_prompt_gives_the_same_however_it_is_cut() {
+    for (shape, window) in [
+        (Shape { head_count: 6, kv_head_count: 2, key_size: 64, value_size: 64 }, 0),
+        (Shape { head_count: 2, kv_head_count: 2, key_size: 32, value_size: 128 }, 70),
+        (Shape { head_count: 4, kv_head_count: 1, key_size: 24, value_size: 24 }, 0),
+    ] {
+        let (kv_len, query_len) = (600, 430);
+        let width = shape.head_count * shape.key_size;
+        let keys: Vec<u16> = numbers(shape.kv_head_count * 1024 * shape.key_size, 2);
+        let values: Vec<u16> = numbers(shape.kv_head_count * 1024 * shape.value_size, 3);
+        let queries: Vec<u16> = numbers(query_len * width, 1);
+        let table: Vec<i32> = (0..38).map(|block| (block * 5 + 1) % 64).collect();
+        let run = |first: usize, tokens: usize| {
+            let mut attention = Attention::new(64, 16);
+            let kv_len = (kv_len - query_len + first + tokens) as i32;
+            let slots = vec![-1; tokens];
+            attention.rows_mut().set(&[0, tokens as i32], &[kv_len], &table, 38, &slots).expect("arrays that fit");
+            let mut output = vec![0_u16; tokens * shape.head_count * shape.value_size];
+            let heads = Heads { data: &queries[first * width..(first + tokens) * width], row_width: width, first: 0 };
+            attention.attend(shape, heads, &keys, Some(&values), 0.25, window, usize::MAX, &mut output);
+            output
+        };
+        let whole = run(0, query_len);
+        for cuts in [&[0, 1, 86, 87, 342, 430][..], &[0, 16, 17, 256, 272, 430]] {
+            let chunks = cuts.windows(2).flat_map(|cut| run(cut[0], cut[1] - cut[0]));
+            assert!(chunks.eq(whole.iter().copied()), "{shape:?}, cut at {cuts:?}");
+        }
+    }
+}
+
+/// What lies in blocks before the window may be anything: they may be another row's by now.
+#[test]
+fn keys_before_the_window_are_not_read() {
+    let shape = Shape { head_count: 4, kv_head_count: 1, key_size: 64, value_size: 64 };
+    let queries: Vec<u16> = numbers(3 * 256, 1);
+    let run = |before: u16| {
+        let mut pools = [2, 3].map(|seed| numbers::<u16>(SLOTS * 64, seed));
+        for pool in &mut pools {
+            pool[..137 * 64].fill(before);
+        }
+        let mut attention = Attention::new(16, 16);
+        let table: Vec<i32> = (0..16).collect();
+        attention.rows_mut().set(&[0, 3], &[150], &table, 16, &[-1; 3]).expect("arrays that fit");
+        let mut output = vec![0_u16; 3 * 256];
+        let heads = Heads { data: &queries, row_width: 256, first: 0 };
+        attention.attend(shape, heads, &pools[0], Some(&pools[1]), 0.25, 11, usize::MAX, &mut output);
+        output
+    };
+    assert_eq!(run(u16::from_f32(f32::NAN)), run(0));
 }
 
 #[test]
