@@ -1,13 +1,16 @@
 """A load client: streamed completions over plain sockets in one event loop, with the time of every chunk.
 
-Nothing but the standard library, so that the client costs little beside a server on the same machine.
+It shares the machine with the server: while a load runs, bytes are kept with the time at which they came, and nothing is read
+in them until the load has ended.
 """
 
 import asyncio
+import bisect
+import itertools
 import json
 import time
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 Prompt = Sequence[int] | str
@@ -69,6 +72,10 @@ class Client:
 
     async def complete(self, prompt: Prompt, *, stream: bool = True) -> Answer:
         """One completion, over a connection of its own."""
+        return self._answer(await self._exchange(prompt, stream=stream), stream=stream)
+
+    async def _exchange(self, prompt: Prompt, *, stream: bool) -> "_Exchange":
+        """Send one request, and wait for the end of its response."""
         request: dict[str, object] = {
             "model": self.model,
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
@@ -81,77 +88,115 @@ class Client:
             request["seed"] = zlib.crc32(json.dumps(request).encode())
         if stream:
             request |= {"stream": True, "stream_options": {"include_usage": True}}
-        answer = Answer(time.perf_counter())
+        body = json.dumps(request).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {self.address}\r\nContent-Type: application/json\r\n"
+        message = f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+        exchange = _Exchange(message)
         host, port = self.address.rsplit(":", 1)
-        reader, writer = await asyncio.open_connection(host, int(port))
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: exchange, host, int(port))
         try:
-            body = json.dumps(request).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: {self.address}\r\nContent-Type: application/json\r\n"
-            writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-            await writer.drain()
-            if stream:
-                await self._read_events(reader, answer)
-            else:
-                whole = json.loads(b"".join([part async for part in _body(reader)]))
-                answer.tokens = whole["usage"]["completion_tokens"]
+            await exchange.ended
         finally:
-            writer.close()
+            transport.close()
+        return exchange
+
+    def _answer(self, exchange: "_Exchange", *, stream: bool) -> Answer:
+        """Read what came."""
+        answer = Answer(exchange.sent_s)
+        body = list(exchange.body())
+        if stream:
+            _read_events(body, answer)
+        else:
+            answer.tokens = json.loads(b"".join(part for _, part in body))["usage"]["completion_tokens"]
         if self.ignores_eos and answer.tokens != self.max_tokens:
             raise RuntimeError(f"{self.max_tokens} tokens were asked for, {answer.tokens} came")
         return answer
 
-    async def _read_events(self, reader: asyncio.StreamReader, answer: Answer) -> None:
-        waiting = b""
-        async for part in _body(reader):
-            now_s = time.perf_counter()
-            *events, waiting = (waiting + part).split(b"\n\n")
-            for event in events:
-                if not event.startswith(b"data: {"):
-                    continue
-                chunk = json.loads(event.removeprefix(b"data: "))
-                if "error" in chunk:
-                    raise RuntimeError(f"the server ended the stream: {chunk['error']}")
-                if chunk["choices"] and chunk["choices"][0]["text"]:
-                    answer.chunk_s.append(now_s)
-                if chunk.get("usage"):
-                    answer.tokens = chunk["usage"]["completion_tokens"]
-
     async def load(self, prompts: Sequence[Prompt], concurrency: int, *, stream: bool = True) -> Load:
         """All prompts, so many at once."""
         waiting = iter(prompts)
-        answers: list[Answer] = []
+        exchanges: list[_Exchange] = []
 
         async def caller() -> None:
             for prompt in waiting:
-                answers.append(await self.complete(prompt, stream=stream))
+                exchanges.append(await self._exchange(prompt, stream=stream))
 
         start_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
                 group.create_task(caller())
-        return Load(answers, time.perf_counter() - start_s)
+        wall_s = time.perf_counter() - start_s
+        return Load([self._answer(exchange, stream=stream) for exchange in exchanges], wall_s)
 
 
-async def _body(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The body of an HTTP/1.1 response, part by part."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-    status = head.split(" ", 2)[1]
-    if "transfer-encoding: chunked" in head:
-        body = _chunks(reader)
-    else:
-        length = int(head.split("content-length:", 1)[1].split("\r\n", 1)[0])
-        body = _whole(reader, length)
-    if status != "200":
-        text = b"".join([part async for part in body]).decode(errors="replace")
-        raise RuntimeError(f"status {status}: {text}")
-    async for part in body:
-        yield part
+class _Exchange(asyncio.Protocol):
+    """One request, and what came back, with the times."""
+
+    def __init__(self, message: bytes) -> None:
+        self._message = message
+        self._parts: list[tuple[float, bytes]] = []
+        self.sent_s = time.perf_counter()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(self._message)
+
+    def data_received(self, data: bytes) -> None:
+        self._parts.append((time.perf_counter(), data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The server closes the connection behind its answer, as it was asked to."""
+        if self.ended.done():
+            return
+        if exc is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(exc)
+
+    def body(self) -> Iterator[tuple[float, bytes]]:
+        """Parts of the body of an HTTP/1.1 response, with the time at which each was whole."""
+        whole = b"".join(part for _, part in self._parts)
+        head, _, rest = whole.partition(b"\r\n\r\n")
+        fields = head.decode("latin-1").lower()
+        if "transfer-encoding: chunked" in fields:
+            parts = list(self._chunks(rest, len(whole) - len(rest)))
+        else:
+            parts = [(self._parts[-1][0] if self._parts else self.sent_s, rest)]
+        status = fields.split(" ", 2)[1] if " " in fields else "none"
+        if status != "200":
+            text = b"".join(part for _, part in parts).decode(errors="replace")
+            raise RuntimeError(f"status {status}: {text}")
+        yield from parts
+
+    def _chunks(self, rest: bytes, start: int) -> Iterator[tuple[float, bytes]]:
+        """Cut `rest`, which begins at byte `start` of all that came, into its chunks."""
+        ends = list(itertools.accumulate(len(part) for _, part in self._parts))
+        at = 0
+        while True:
+            line, _, _ = rest[at : at + 64].partition(b"\r\n")
+            size = int(line.split(b";")[0], 16)
+            if size == 0:
+                return
+            begin = at + len(line) + 2
+            at = begin + size + 2
+            if at > len(rest):
+                raise RuntimeError("the server ended the stream within a chunk")
+            yield self._parts[bisect.bisect_left(ends, start + begin + size)][0], rest[begin : begin + size]
 
 
-async def _whole(reader: asyncio.StreamReader, length: int) -> AsyncIterator[bytes]:
-    yield await reader.readexactly(length)
-
-
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int((await reader.readline()).split(b";")[0], 16):
-        yield (await reader.readexactly(size + 2))[:-2]
+def _read_events(body: Iterable[tuple[float, bytes]], answer: Answer) -> None:
+    """Book the events of a stream."""
+    waiting = b""
+    for came_s, part in body:
+        *events, waiting = (waiting + part).split(b"\n\n")
+        for event in events:
+            if not event.startswith(b"data: {"):
+                continue
+            chunk = json.loads(event.removeprefix(b"data: "))
+            if "error" in chunk:
+                raise RuntimeError(f"the server ended the stream: {chunk['error']}")
+            if chunk["choices"] and chunk["choices"][0]["text"]:
+                answer.chunk_s.append(came_s)
+            if chunk.get("usage"):
+                answer.tokens = chunk["usage"]["completion_tokens"]
