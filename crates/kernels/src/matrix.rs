@@ -114,20 +114,20 @@ impl Share<'_, '_> {
         let biases = starts.map(|start| self.bias_of(start));
         let lines = self.inputs / INPUTS;
         let mut sums = [Square::ZERO; 4];
-        // What follows is fetched while these are read for the first time; later on they themselves, which are near.
-        let mut next = self.weight.get((starts[0] + OUTPUTS) * self.inputs..).unwrap_or(weights[0]);
+        // What follows is fetched while these are read for the first time.
+        let mut next = self.weight.get((starts[0] + OUTPUTS) * self.inputs..);
         for (index, pair) in squares.chunks(2 * lines).enumerate() {
             let row = index * 2 * SIDE;
             let (x, y) = pair.split_at(lines);
             if y.is_empty() {
-                tiles.multiply(weights, next, x, &mut sums);
+                tiles.multiply(weights, next.unwrap_or(weights[0]), x, &mut sums);
                 self.finish(tiles, [&sums[0], &sums[1]], &biases, row, starts);
             } else {
                 tiles.multiply_two(weights, next, [x, y], &mut sums);
                 self.finish(tiles, [&sums[0], &sums[2]], &biases, row, starts);
                 self.finish(tiles, [&sums[1], &sums[3]], &biases, row + SIDE, starts);
             }
-            next = weights[0];
+            next = None;
         }
     }
 

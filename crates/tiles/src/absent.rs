@@ -18,7 +18,13 @@ impl Tiles {
     }
 
     /// See the machines that have tiles.
-    pub fn multiply_two(&mut self, _weights: [&[u16]; 2], _next: &[u16], _x: [&[Square]; 2], _sums: &mut [Square; 4]) {
+    pub fn multiply_two(
+        &mut self,
+        _weights: [&[u16]; 2],
+        _next: Option<&[u16]>,
+        _x: [&[Square]; 2],
+        _sums: &mut [Square; 4],
+    ) {
         match *self {}
     }
 

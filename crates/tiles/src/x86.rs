@@ -59,6 +59,50 @@ macro_rules! fetch_ahead {
     };
 }
 
+/// Two times sixteen outputs with two times sixteen rows, and what is done beside it in every step.
+macro_rules! multiply_two {
+    ($weights:ident, $x:ident, $sums:ident, $beside:expr, $($operands:tt)*) => {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "tileloadd tmm4, [{first} + {stride}]",
+            "tileloadd tmm6, [{x} + {line}]",
+            "tileloadd tmm7, [{y} + {line}]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm5, [{second} + {stride}]",
+            $beside,
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {first}, 64",
+            "add {second}, 64",
+            "add {x}, 1024",
+            "add {y}, 1024",
+            "dec {steps}",
+            "jnz 2b",
+            "tilestored [{sums} + {line}], tmm0",
+            "tilestored [{sums} + {line} + 1024], tmm1",
+            "tilestored [{sums} + {line} + 2048], tmm2",
+            "tilestored [{sums} + {line} + 3072], tmm3",
+            $($operands)*
+            first = inout(reg) $weights[0].as_ptr() => _,
+            second = inout(reg) $weights[1].as_ptr() => _,
+            stride = in(reg) $x[0].len() * LINE_BYTES,
+            x = inout(reg) $x[0].as_ptr() => _,
+            y = inout(reg) $x[1].as_ptr() => _,
+            steps = inout(reg) $x[0].len() => _,
+            sums = in(reg) $sums.as_mut_ptr(),
+            line = in(reg) LINE_BYTES,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+
 /// The tiles of one thread. They are given back when the last that holds them goes.
 #[derive(Debug)]
 pub struct Tiles {
@@ -171,58 +215,32 @@ impl Tiles {
     }
 
     /// The products of 32 outputs with two times 16 rows of inputs, as [`Self::multiply`]: `sums` are of the first outputs
-    /// with both `x`, then of the second.
+    /// with both `x`, then of the second. Nothing is fetched where there is no `next`.
     ///
     /// # Panics
     /// If lengths do not fit each other.
     #[inline]
-    pub fn multiply_two(&mut self, weights: [&[u16]; 2], next: &[u16], x: [&[Square]; 2], sums: &mut [Square; 4]) {
-        let [next, third, sixth] = places(next, x[0]);
+    pub fn multiply_two(
+        &mut self,
+        weights: [&[u16]; 2],
+        next: Option<&[u16]>,
+        x: [&[Square]; 2],
+        sums: &mut [Square; 4],
+    ) {
         check(weights, x[0]);
         assert_eq!(x[0].len(), x[1].len(), "squares of both inputs");
         // SAFETY: as for `multiply`; both `x` are as long, and `sums` has four tiles.
         unsafe {
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "2:",
-                "tileloadd tmm4, [{first} + {stride}]",
-                "tileloadd tmm6, [{x} + {line}]",
-                "tileloadd tmm7, [{y} + {line}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{second} + {stride}]",
-                fetch_ahead!(),
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {first}, 64",
-                "add {second}, 64",
-                "add {x}, 1024",
-                "add {y}, 1024",
-                "dec {steps}",
-                "jnz 2b",
-                "tilestored [{sums} + {line}], tmm0",
-                "tilestored [{sums} + {line} + 1024], tmm1",
-                "tilestored [{sums} + {line} + 2048], tmm2",
-                "tilestored [{sums} + {line} + 3072], tmm3",
-                first = inout(reg) weights[0].as_ptr() => _,
-                second = inout(reg) weights[1].as_ptr() => _,
-                stride = in(reg) x[0].len() * LINE_BYTES,
-                next = inout(reg) next => _,
-                third = inout(reg) third => _,
-                sixth = inout(reg) sixth => _,
-                place = in(reg) place_bytes(x[0]),
-                x = inout(reg) x[0].as_ptr() => _,
-                y = inout(reg) x[1].as_ptr() => _,
-                steps = inout(reg) x[0].len() => _,
-                sums = in(reg) sums.as_mut_ptr(),
-                line = in(reg) LINE_BYTES,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack),
-            );
+            match next.map(|next| places(next, x[0])) {
+                Some([next, third, sixth]) => multiply_two!(
+                    weights, x, sums, fetch_ahead!(),
+                    next = inout(reg) next => _,
+                    third = inout(reg) third => _,
+                    sixth = inout(reg) sixth => _,
+                    place = in(reg) place_bytes(x[0]),
+                ),
+                None => multiply_two!(weights, x, sums, "",),
+            }
         }
     }
 

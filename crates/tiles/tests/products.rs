@@ -43,7 +43,10 @@ fn sums_are_those_of_plain_loops() {
         tiles.multiply(halves, halves[1], &packed[0], &mut sums);
         assert_eq!(sums, [0, 1].map(|half| expected(&weights[half], &x[0], inputs)));
         let mut sums = [Square::ZERO; 4];
-        tiles.multiply_two(halves, &[], [&packed[0], &packed[1]], &mut sums);
+        tiles.multiply_two(halves, Some(&[]), [&packed[0], &packed[1]], &mut sums);
+        let mut alone = [Square::ZERO; 4];
+        tiles.multiply_two(halves, None, [&packed[0], &packed[1]], &mut alone);
+        assert_eq!(alone, sums);
         let all = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(half, rows)| expected(&weights[half], &x[rows], inputs));
         assert_eq!(sums, all);
         tiles.multiply_by_four([halves[0], halves[1], halves[1], halves[0]], &packed[1], &mut sums);
