@@ -5,6 +5,8 @@ run one after another with nothing between them; both are the least of many trie
 """
 
 import argparse
+import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -29,6 +31,8 @@ from paceline.models.kv_layout import kv_layout
 from paceline.models.registry import build_model
 from paceline.parallel.context import Parallel
 from paceline.weights.loader import WeightReader
+from paceline.worker.memory import keep_freed_memory
+from paceline.worker.threads import prepare_environment
 from support.demo import demo_folder
 
 BLOCK_SIZE = 16
@@ -164,6 +168,15 @@ def measure(benches: dict[str, Bench], shapes: list[tuple[int, int, int]], tries
             yield [f"{rows} x {query_len}", kv_len, name, *result.cells()]
 
 
+def as_a_worker() -> None:
+    """Start again in the environment of a worker, if this is another, and keep memory as a worker does."""
+    if "OMP_WAIT_POLICY" not in os.environ or "GLIBC_TUNABLES" not in os.environ:
+        os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+        prepare_environment(len(os.sched_getaffinity(0)))
+        os.execv(sys.executable, [sys.executable, "-m", "bench.model_step", *sys.argv[1:]])
+    keep_freed_memory()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="Hugging Face folder (default: the demo's)")
@@ -174,6 +187,7 @@ def main() -> None:
         "--quantization", choices=kinds, nargs="+", default=["none"], help="of the weights, in turns (default: none)"
     )
     options = parser.parse_args()
+    as_a_worker()
     model = options.model or demo_folder()
     shapes = [(1, 1, 160), (8, 1, 160), (32, 1, 160), (8, 4, 160), (1, 128, 128), (8, 128, 128)]
     benches = {

@@ -89,7 +89,8 @@ pub(crate) fn columns<'a, E>(
     parts
 }
 
-/// Runs all `tasks`, on this thread those that no other has begun.
+/// Runs all `tasks`, on this thread those that no other has begun. With helpers, a task that panics ends the process: others may
+/// still use what it was given.
 pub(crate) fn run<T: FnOnce() + Send>(tasks: impl IntoIterator<Item = T>) {
     let crew = CREW.read().unwrap_or_else(PoisonError::into_inner);
     match crew.as_ref() {

@@ -2,6 +2,8 @@
 //! bfloat16 with matrix instructions where there are any, and where rows are few and reading the weights is all that counts;
 //! and where weights are bytes.
 //!
+//! The two halves of a layer can be had in one call each (`block.rs`).
+//!
 //! On a small model a call into a framework costs as much as the work, and attention one row at a time costs more than
 //! the products. Each kernel here is one pass over flat slices, in fp32 inside, rounded once at the end. A row's result
 //! depends on that row only, never on what else is in the batch.
