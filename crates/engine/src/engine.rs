@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::Error;
 use crate::event::Event;
 use crate::handle::Handle;
+use crate::readers::{self, Readers};
 use crate::service::WorkersService;
 use crate::slot::Abandoned;
 use crate::status::Publisher;
@@ -136,6 +137,7 @@ impl Engine {
     /// Why the fleet cannot go on, or that a thread could not be started.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), Error> {
         let settings = settings(&self.options);
+        let (readers, told) = Readers::new();
         let parts = Parts {
             fleet: self.fleet,
             dp_size: self.options.fleet.dp_size,
@@ -146,32 +148,47 @@ impl Engine {
             abandoned: self.abandoned,
             publisher: self.publisher,
             orders: self.orders,
+            readers,
             unread: self.options.unread,
         };
         drop(self.supervisor);
+        let listener = self.options.control_listener.into_std().map_err(Error::Thread)?;
         let (ended, end) = oneshot::channel();
+        let events = self.events.clone();
         let thread = std::thread::Builder::new().name("step-loop".to_owned()).spawn(move || {
             // Nobody listens only when `run` itself was dropped.
-            let _ = ended.send(StepLoop::new(parts).run());
+            let _ = ended.send(lead(StepLoop::new(parts), listener, events));
         });
         thread.map_err(Error::Thread)?;
 
-        let closing = CancellationToken::new();
-        let mut server = tokio::spawn(serve(self.options.control_listener, self.events.clone(), closing.clone()));
+        // It ends with the step loop, when it has told the last readers.
+        tokio::spawn(readers::tell(told));
         let ticker = tokio::spawn(tick(self.events.clone()));
         let stopper = tokio::spawn(stop_when(shutdown, self.events));
         let result = match end.await {
-            Ok(result) => result.map_err(|message| Error::Fatal { message }),
+            Ok(result) => result,
             Err(_) => Err(Error::Fatal { message: "the step loop panicked".to_owned() }),
         };
         ticker.abort();
         stopper.abort();
-        closing.cancel();
-        if tokio::time::timeout(CLOSE_LIMIT, &mut server).await.is_err() {
-            server.abort();
-        }
         result
     }
+}
+
+/// Runs the step loop and the workers' connections on the calling thread. A reply goes from its socket to the step loop
+/// and the next plan from there to the sockets without waking another thread, which takes longer than a plan.
+fn lead(step_loop: StepLoop, listener: std::net::TcpListener, events: mpsc::Sender<Event>) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
+    runtime.block_on(async {
+        let listener = TcpListener::from_std(listener).map_err(Error::Thread)?;
+        let closing = CancellationToken::new();
+        let server = tokio::spawn(serve(listener, events, closing.clone()));
+        let result = step_loop.run().await;
+        closing.cancel();
+        // Streams that are still open then are dropped with the runtime.
+        let _ = tokio::time::timeout(CLOSE_LIMIT, server).await;
+        result.map_err(|message| Error::Fatal { message })
+    })
 }
 
 async fn serve(listener: TcpListener, events: mpsc::Sender<Event>, closing: CancellationToken) {

@@ -1,7 +1,7 @@
 //! Tokio shell around the fleet: sockets, threads, clock.
 //!
 //! The engine decides nothing. It carries bytes between the workers and the pure state machine in `paceline-fleet`,
-//! which runs on a thread of its own, and hands tokens to whoever holds a [`Handle`]. It starts no process: see
+//! which runs on one thread with the workers' connections, and hands tokens to whoever holds a [`Handle`]. It starts no process: see
 //! [`Supervisor`].
 
 mod admin;
@@ -15,6 +15,7 @@ pub mod ledger;
 mod masks;
 mod meter;
 mod peers;
+mod readers;
 mod service;
 mod slot;
 mod status;

@@ -181,8 +181,7 @@ impl Order {
             let message = StepToWorker { message: Some(step_to_worker::Message::Masks(masks)) };
             if sender.try_send(Ok(message)).is_err() {
                 let reason = "it does not read its steps stream".to_owned();
-                // A closed channel means that the step loop has ended.
-                let _ = self.events.blocking_send(Event::Fleet(Input::Lost(*worker, reason)));
+                tell(&self.events, Input::Lost(*worker, reason));
             }
         }
     }
@@ -203,8 +202,7 @@ impl Task {
             None => Vec::new(),
             Some(row) => row.make(self.order.vocab_size).unwrap_or_else(|error| {
                 // Told before the masks are sent, so that it is known before the step is answered.
-                let input = Input::Stuck(row.live.id, error.to_string());
-                let _ = self.order.events.blocking_send(Event::Fleet(input));
+                tell(&self.order.events, Input::Stuck(row.live.id, error.to_string()));
                 Vec::new()
             }),
         };
@@ -213,6 +211,18 @@ impl Task {
         self.order.made.lock().unwrap_or_else(PoisonError::into_inner)[self.index] = made;
         if self.order.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.order.finish();
+        }
+    }
+}
+
+/// Tells the step loop, which may be this very thread where the system gave none for masks.
+fn tell(events: &mpsc::Sender<Event>, input: Input) {
+    // A closed channel means that the step loop has ended.
+    if let Err(mpsc::error::TrySendError::Full(event)) = events.try_send(Event::Fleet(input)) {
+        let events = events.clone();
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(async move { events.send(event).await })),
+            Err(_) => drop(events.blocking_send(event)),
         }
     }
 }

@@ -70,16 +70,22 @@ impl Slot {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what waits, unless the request has ended.
-    fn update(&self, change: impl FnOnce(&mut Waiting)) {
+    /// Changes what waits, unless the request has ended: then false.
+    fn change(&self, change: impl FnOnce(&mut Waiting)) -> bool {
         let mut waiting = self.waiting();
         if waiting.closed {
-            return;
+            return false;
         }
         change(&mut waiting);
         waiting.since.get_or_insert_with(Instant::now);
-        drop(waiting);
-        self.filled.notify_one();
+        true
+    }
+
+    /// Changes what waits, unless the request has ended, and wakes the reader.
+    fn update(&self, change: impl FnOnce(&mut Waiting)) {
+        if self.change(change) {
+            self.filled.notify_one();
+        }
     }
 
     /// What the reader gets now: nothing yet, an event, or (`Some(None)`) nothing ever again.
@@ -176,6 +182,19 @@ impl TokenSink {
         });
     }
 
+    /// Adds tokens, the last ones if there is a reason, and leaves it to the caller to wake the reader. Nothing after
+    /// the end.
+    pub(crate) fn fill(&self, mut tokens: Vec<TokenOutput>, end: Option<FinishReason>) -> Option<Filled> {
+        let is_new = self.slot.change(|waiting| {
+            waiting.tokens.append(&mut tokens);
+            if let Some(reason) = end {
+                waiting.end = Some(End::Finished(reason));
+                waiting.closed = true;
+            }
+        });
+        is_new.then(|| Filled(Arc::clone(&self.slot)))
+    }
+
     /// Ends the request with an error.
     pub fn fail(&self, kind: FailureKind, message: impl Into<String>) {
         self.slot.update(|waiting| {
@@ -223,6 +242,17 @@ impl TokenSink {
 impl Drop for TokenSink {
     fn drop(&mut self) {
         self.fail(FailureKind::Internal, "the engine let go of the request");
+    }
+}
+
+/// A slot with something new in it, whose reader sleeps until it is told.
+#[derive(Debug)]
+pub(crate) struct Filled(Arc<Slot>);
+
+impl Filled {
+    /// Wakes the reader.
+    pub(crate) fn tell(&self) {
+        self.0.filled.notify_one();
     }
 }
 

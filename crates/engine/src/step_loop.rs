@@ -1,4 +1,4 @@
-//! The step loop, on a thread of its own: gather events, let the fleet decide, send what it says.
+//! The step loop, on a thread that it shares with the workers' connections: gather events, let the fleet decide, send what it says.
 //!
 //! What operators ask lies in [`orders`], what is sent to workers and comes back in [`flights`], masks in [`masked`].
 
@@ -24,6 +24,7 @@ use crate::handle::{FailureKind, SubmitError};
 use crate::masks::{Due, Masks};
 use crate::meter::Running;
 use crate::peers::Peers;
+use crate::readers::Readers;
 use crate::slot::{Abandoned, TokenSink};
 use crate::status::{FleetStatus, Publisher, StepTokens};
 use crate::supervise::LaunchOrder;
@@ -43,6 +44,7 @@ pub(crate) struct Parts {
     pub(crate) abandoned: Arc<Abandoned>,
     pub(crate) publisher: Publisher,
     pub(crate) orders: mpsc::Sender<LaunchOrder>,
+    pub(crate) readers: Readers,
     /// How long tokens may wait for a reader.
     pub(crate) unread: Option<Duration>,
 }
@@ -95,9 +97,9 @@ impl StepLoop {
     }
 
     /// Runs until it is told to stop or cannot go on; the reason in the latter case.
-    pub(crate) fn run(mut self) -> Result<(), String> {
+    pub(crate) async fn run(mut self) -> Result<(), String> {
         loop {
-            let Some(event) = self.parts.events.blocking_recv() else {
+            let Some(event) = self.parts.events.recv().await else {
                 return Ok(());
             };
             self.take(event);
@@ -110,13 +112,14 @@ impl StepLoop {
             for id in self.parts.abandoned.take() {
                 self.feed(Input::Abort(RequestId(id)));
             }
-            self.send_plans();
+            self.send_plans().await;
             self.follow_cache();
             // Workers first, then whoever looks at the status, then readers: who sees an end sees its status too.
             self.publish();
             for action in std::mem::take(&mut self.outbox) {
                 self.act_on_request(action);
             }
+            self.parts.readers.end_round();
             self.resting.answer(&self.parts.fleet);
             if let Some(end) = self.end {
                 self.parts.publisher.cache().close();
@@ -269,13 +272,15 @@ impl StepLoop {
             Action::Tokens { request, cached_tokens, tokens, logprobs, finish: None } => {
                 if let Some(sink) = self.sinks.get(&request) {
                     sink.cached_tokens(cached_tokens);
-                    sink.tokens(convert::outputs(&tokens, logprobs.into_vec()));
+                    let filled = sink.fill(convert::outputs(&tokens, logprobs.into_vec()), None);
+                    self.parts.readers.add(filled);
                 }
             }
             Action::Tokens { request, cached_tokens, tokens, logprobs, finish: Some(finish) } => {
                 if let Some(sink) = self.forget(request) {
                     sink.cached_tokens(cached_tokens);
-                    sink.finish(convert::outputs(&tokens, logprobs.into_vec()), convert::finish(finish));
+                    let end = Some(convert::finish(finish));
+                    self.parts.readers.add(sink.fill(convert::outputs(&tokens, logprobs.into_vec()), end));
                 }
             }
             Action::PromptLogprobs { request, logprobs } => {

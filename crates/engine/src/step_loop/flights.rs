@@ -15,34 +15,41 @@ use crate::slot::TokenSink;
 use crate::status::StepTokens;
 
 impl StepLoop {
-    pub(super) fn send_plans(&mut self) {
-        loop {
-            let began = Instant::now();
-            let Some(dispatch) = self.parts.fleet.next_dispatch() else { return };
-            let planned = Instant::now();
-            let encoded = dispatch.encode();
-            let encoded_at = Instant::now();
-            self.parts.fleet.sent(&dispatch, &encoded);
+    /// Makes and sends all plans that can be made now.
+    pub(super) async fn send_plans(&mut self) {
+        while let Some(dispatch) = self.send_plan() {
+            // The workers' sockets are this thread's too: what was sent leaves now, the rest is in no hurry.
+            tokio::task::yield_now().await;
             self.explain(dispatch.plan().group().group());
-            let times = StepTimes {
-                plan_us: micros(planned - began),
-                encode_us: micros(encoded_at - planned),
-                ..StepTimes::default()
-            };
-            let (group, step) = (dispatch.plan().group().group(), dispatch.plan().group().step());
-            let running = Running { times, sent: encoded_at, waiting: encoded.rank_parts.len() };
-            if step == StepId::new(1) {
-                // A new epoch: what was in flight before is never answered.
-                self.running.retain(|(other, _), _| *other != group);
-            }
-            self.running.insert((group, step), running);
-            self.send_parts(&dispatch, encoded);
             if !self.masks.is_idle() {
                 self.note_masked(&dispatch);
                 self.order_masks();
             }
             self.parts.fleet.recycle(dispatch);
         }
+    }
+
+    fn send_plan(&mut self) -> Option<Dispatch> {
+        let began = Instant::now();
+        let dispatch = self.parts.fleet.next_dispatch()?;
+        let planned = Instant::now();
+        let encoded = dispatch.encode();
+        let encoded_at = Instant::now();
+        self.parts.fleet.sent(&dispatch, &encoded);
+        let times = StepTimes {
+            plan_us: micros(planned - began),
+            encode_us: micros(encoded_at - planned),
+            ..StepTimes::default()
+        };
+        let (group, step) = (dispatch.plan().group().group(), dispatch.plan().group().step());
+        let running = Running { times, sent: encoded_at, waiting: encoded.rank_parts.len() };
+        if step == StepId::new(1) {
+            // A new epoch: what was in flight before is never answered.
+            self.running.retain(|(other, _), _| *other != group);
+        }
+        self.running.insert((group, step), running);
+        self.send_parts(&dispatch, encoded);
+        Some(dispatch)
     }
 
     /// Keeps why the newest step of a group is what it is, and logs it.
