@@ -1,10 +1,12 @@
 """Types of the compiled extension."""
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypedDict, final
+from typing import Any, Literal, TypedDict, final
 
 import numpy as np
 import numpy.typing as npt
+
+from paceline._core_launch import Arrays, Contract, Launch, LaunchLimits
 
 __all__ = [
     "AttentionBlock",
@@ -28,6 +30,7 @@ __all__ = [
     "check_launch",
     "decode_reply_for_test",
     "encode_masks_for_test",
+    "encode_reply",
     "encode_step_for_test",
     "gate",
     "has_matrix_instructions",
@@ -41,6 +44,7 @@ __all__ = [
     "sampling_bytes_for_test",
     "set_kernel_threads",
     "tp_share",
+    "wire_thread_id",
 ]
 
 __version__: str
@@ -248,80 +252,13 @@ def philox_noise(seed: int, index: int, token_ids: npt.NDArray[np.int64]) -> npt
 def sample_row(logits: npt.NDArray[np.float32], params_bytes: bytes, index: int) -> int:
     """The token chosen at index from one row of logits."""
 
-class _Launch(Protocol):
-    """What the plan says of one pass on this rank."""
-
-    @property
-    def mode(self) -> str: ...
-    @property
-    def query_len(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def is_dummy(self) -> bool: ...
-    @property
-    def rows_padded(self) -> int: ...
-    @property
-    def tokens_padded(self) -> int: ...
-    @property
-    def logits(self) -> int: ...
-    @property
-    def ahead(self) -> int: ...
-
-class _Arrays(Protocol):
-    """The arrays of a pass: token ids, positions, slots and logits int64, the others int32; contiguous."""
-
-    @property
-    def input_ids(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def positions(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def slots(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def query_start_loc(self) -> npt.NDArray[np.int32]: ...
-    @property
-    def kv_lens(self) -> npt.NDArray[np.int32]: ...
-    @property
-    def block_table(self) -> npt.NDArray[np.int32]: ...
-    @property
-    def request_index(self) -> npt.NDArray[np.int32]: ...
-    @property
-    def logits_index(self) -> npt.NDArray[np.int64]: ...
-
-class _LaunchLimits(Protocol):
-    """Sizes of this worker that no launch may pass."""
-
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def k_max(self) -> int: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def block_count(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-
-class _Contract(Protocol):
-    """What an attention backend can take, as far as it is about one launch."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def uniform_query_len_max(self) -> int: ...
-    @property
-    def block_sizes(self) -> tuple[int, ...]: ...
-    @property
-    def table_alignment(self) -> int: ...
-    @property
-    def kv_overhang_max(self) -> int: ...
-    @property
-    def row_capacity(self) -> int: ...
-
-def check_launch(launch: _Launch, arrays: _Arrays, limits: _LaunchLimits, contract: _Contract) -> tuple[str, str, int, int] | None:
+def check_launch(launch: Launch, arrays: Arrays, limits: LaunchLimits, contract: Contract) -> tuple[str, str, int, int] | None:
     """Hold a pass's arrays against what the plan says of it. Gives the first fault: rule, field, expected, got."""
+
+def encode_reply(
+    group: int, epoch: int, step: int, digest: int, body: bytes, tokens_digest: int, passes: int, collectives: int
+) -> bytes:
+    """A `StepFromWorker` with the reply to a step, as bytes for the Steps stream."""
 
 def tp_share(tokens: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
     """The (first, count) of a tp worker's part of its rank's tokens.
@@ -431,14 +368,23 @@ class WorkerStream:
     def beat(self, pulse: Pulse) -> None:
         """Send a heartbeat of `pulse` now and at every interval, until the stream ends."""
 
-    def receive(self) -> bytes:
-        """Wait for the next message. Raises `StreamLost` with the reason once the stream has ended."""
+    def receive(self) -> Any:
+        """Wait for the next message, or for what was `put`. Raises `StreamLost` with the reason once the stream has ended."""
+
+    def put(self, message: object) -> None:
+        """Put what is no `bytes` behind what has been received. Raises `StreamLost` when so much waits that nobody receives."""
+
+    def wait_end(self) -> str:
+        """Wait until the stream has ended, whatever the thread that receives is doing; the reason."""
 
     def finish_sending(self) -> None:
         """Close this direction once everything that waits is sent."""
 
     def close(self) -> None:
         """Drop the connection, whatever is in flight."""
+
+def wire_thread_id() -> int | None:
+    """The system's number of the thread that drives every stream of this process; nothing where the system does not say."""
 
 def set_kernel_threads(count: int) -> None:
     """Compute with `count` threads from now on, the calling one included. They run where the caller may run."""
@@ -461,10 +407,11 @@ def linear(
 _Half = npt.NDArray[np.uint16]
 _Product = tuple[_Half, _Half | None]
 
+@final
 class FeedForwardBlock:
     """The half of a decoder layer behind attention, in bfloat16: norm, gates, what they gate, the product behind them."""
 
-    def __init__(self, norm: _Half, epsilon: float, gate_up: _Product, down: _Product) -> None:
+    def __new__(cls, norm: _Half, epsilon: float, gate_up: _Product, down: _Product) -> FeedForwardBlock:
         """Take factors `norm [width]` and products `(weight [outputs, inputs], bias [outputs])`, gates first.
 
         Raises `ValueError` for shapes that do not fit each other, with both numbers.
@@ -477,11 +424,12 @@ class FeedForwardBlock:
     def spent_ms(self) -> list[float]:
         """Milliseconds so far of products, attention (none), norms, rotation (none) and activation."""
 
+@final
 class AttentionBlock:
     """The half of a decoder layer with its self-attention, in bfloat16."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         layer: int,
         head_count: int,
         kv_head_count: int,
@@ -491,7 +439,7 @@ class AttentionBlock:
         qkv: _Product,
         output: _Product,
         head_norm: tuple[_Half, float] | None,
-    ) -> None:
+    ) -> AttentionBlock:
         """Take the parts of `layer`, which is cached under that number.
 
         `qkv` gives `head_count` queries, then `kv_head_count` keys, then as many values; a query sees `window` keys, all if that
@@ -508,10 +456,11 @@ class AttentionBlock:
     def spent_ms(self) -> list[float]:
         """Milliseconds so far of products, attention, norms, rotation and activation (none)."""
 
+@final
 class LayerStack:
     """Decoder layers one after another, in bfloat16."""
 
-    def __init__(self, layers: Sequence[tuple[AttentionBlock, FeedForwardBlock]]) -> None:
+    def __new__(cls, layers: Sequence[tuple[AttentionBlock, FeedForwardBlock]]) -> LayerStack:
         """Take the layers in order. Raises `ValueError` if there are none or their widths differ."""
 
     def __call__(self, attention: PagedAttention, x: _Half, cos: _Half, sin: _Half, output: _Half) -> None:

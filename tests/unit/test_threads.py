@@ -10,13 +10,32 @@ import pytest
 from paceline.worker import threads
 
 
+class StreamThread:
+    """A thread that does nothing, as a context manager: its number."""
+
+    def __init__(self) -> None:
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._end.wait)
+
+    def __enter__(self) -> int:
+        self._thread.start()
+        assert self._thread.native_id is not None
+        return self._thread.native_id
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
 def cores_of_rank(dp_rank: int, dp_size: int, thread_count: int) -> set[int]:
-    """Pin a thread of its own, so that the test's stays free, and see where it may run."""
+    """Pin two threads of its own, so that the test's stays free, and see where they may run."""
     found: set[int] = set()
 
     def pinned() -> None:
-        threads.pin_this_thread(dp_rank, dp_size, thread_count)
-        found.update(os.sched_getaffinity(0))
+        with StreamThread() as streams:
+            threads.pin_threads(dp_rank, dp_size, thread_count, streams)
+            found.update(os.sched_getaffinity(0))
+            assert os.sched_getaffinity(streams) == found
 
     thread = threading.Thread(target=pinned)
     thread.start()

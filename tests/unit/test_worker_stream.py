@@ -107,6 +107,26 @@ def test_a_connection_that_is_dropped_is_seen_at_the_other_end(server: ControlSe
     assert server.received.get(timeout=PATIENCE_S) is None
 
 
+def test_what_a_thread_puts_comes_behind_what_was_received(server: ControlServer) -> None:
+    stream = WorkerStream(server.address, "Control")
+    stream.send(ControlFromWorker(join=Join(incarnation="a")).SerializeToString())
+    server.to_send.put(ControlToWorker(stop=Stop(reason="first")))
+    assert ControlToWorker.FromString(stream.receive()).stop.reason == "first"
+    put = Stop(reason="second")
+    stream.put(put)
+    assert stream.receive() is put
+    for _ in range(64):
+        stream.put(put)
+    with pytest.raises(StreamLost, match="64 messages that wait"):
+        stream.put(put)
+    server.to_send.put(None)
+    # The end is known although nobody takes what waits before it.
+    assert "closed the stream" in stream.wait_end()
+    assert all(stream.receive() is put for _ in range(64))
+    with pytest.raises(StreamLost, match="closed the stream"):
+        stream.receive()
+
+
 def test_heartbeats_leave_while_the_interpreter_is_held(server: ControlServer) -> None:
     command = [sys.executable, "-c", HOLDS_THE_INTERPRETER, server.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:

@@ -18,6 +18,7 @@ mod linear;
 mod outcomes;
 mod prompt;
 mod pulse;
+mod reply;
 mod sampling;
 mod share;
 mod step;
@@ -53,13 +54,15 @@ mod _core {
     #[pymodule_export]
     use crate::pulse::Pulse;
     #[pymodule_export]
+    use crate::reply::encode_reply;
+    #[pymodule_export]
     use crate::sampling::{philox_noise, sample_row};
     #[pymodule_export]
     use crate::share::tp_share;
     #[pymodule_export]
     use crate::step::{Pass, Step};
     #[pymodule_export]
-    use crate::stream::WorkerStream;
+    use crate::stream::{WorkerStream, wire_thread_id};
     #[pymodule_export]
     use crate::testing::{decode_reply_for_test, encode_masks_for_test, encode_step_for_test, sampling_bytes_for_test};
     #[pymodule_export]

@@ -3,7 +3,8 @@
 //! Messages are bytes here: the worker knows what they mean. One runtime thread drives all streams of the process and
 //! their heartbeats, so that neither a pass of the model nor the interpreter lock holds up a ping or a heartbeat.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, Bytes};
@@ -15,7 +16,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::runtime::Runtime;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
@@ -67,7 +68,15 @@ impl Decoder for RawCodec {
     }
 }
 
-type Incoming = Result<Bytes, String>;
+/// What the thread that receives gets.
+enum Incoming {
+    /// A message of the daemon.
+    Message(Bytes),
+    /// What another thread of this process put among them.
+    Local(Py<PyAny>),
+    /// The last of all: why nothing more comes.
+    End(String),
+}
 
 /// One stream. `send` may be called from any thread; one thread receives.
 #[pyclass(frozen)]
@@ -75,6 +84,10 @@ pub(crate) struct WorkerStream {
     /// Nothing once this direction is closed.
     outgoing: Mutex<Option<mpsc::Sender<Bytes>>>,
     incoming: Mutex<mpsc::Receiver<Incoming>>,
+    /// The way in for other threads of this process.
+    local: mpsc::Sender<Incoming>,
+    /// Why the stream has ended, once it has.
+    ended: watch::Receiver<Option<String>>,
     /// Dropped to break the connection.
     connection: Mutex<Option<oneshot::Sender<()>>>,
 }
@@ -99,16 +112,24 @@ impl WorkerStream {
         let channel = channel.ok_or_else(|| StreamLost::new_err(format!("no daemon answers at {address}")))?;
         let (outgoing, to_send) = mpsc::channel(MESSAGES_WAITING_MOST);
         let (received, incoming) = mpsc::channel(MESSAGES_WAITING_MOST);
+        let (end, ended) = watch::channel(None);
         let (connection, closed) = oneshot::channel();
+        let local = received.clone();
         runtime.spawn(async move {
-            tokio::select! {
-                () = carry(channel, PathAndQuery::from_static(path), to_send, received) => {}
-                _ = closed => {}
-            }
+            let reason = tokio::select! {
+                reason = carry(channel, PathAndQuery::from_static(path), to_send, &received) => reason,
+                _ = closed => "the stream was dropped".to_owned(),
+            };
+            // First for those who wait for the end: the thread that receives may be busy, and the queue full.
+            end.send_replace(Some(reason.clone()));
+            // Whoever no longer receives does not want the reason either.
+            let _ = received.send(Incoming::End(reason)).await;
         });
         Ok(Self {
             outgoing: Mutex::new(Some(outgoing)),
             incoming: Mutex::new(incoming),
+            local,
+            ended,
             connection: Mutex::new(Some(connection)),
         })
     }
@@ -140,17 +161,39 @@ impl WorkerStream {
         Ok(())
     }
 
-    /// Waits for the next message.
+    /// Waits for the next message, or for what another thread puts among them.
     ///
     /// # Errors
     /// `StreamLost` with the reason once the stream is closed or broken.
-    fn receive<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let message = py.detach(|| locked(&self.incoming).blocking_recv());
-        match message {
-            Some(Ok(message)) => Ok(PyBytes::new(py, &message)),
-            Some(Err(reason)) => Err(StreamLost::new_err(reason)),
-            None => Err(StreamLost::new_err("the daemon closed the stream")),
+    fn receive<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(reason) = &*self.ended.borrow()
+            && locked(&self.incoming).is_empty()
+        {
+            return Err(StreamLost::new_err(reason.clone()));
         }
+        match py.detach(|| locked(&self.incoming).blocking_recv()) {
+            Some(Incoming::Message(message)) => Ok(PyBytes::new(py, &message).into_any()),
+            Some(Incoming::Local(object)) => Ok(object.into_bound(py)),
+            Some(Incoming::End(reason)) => Err(StreamLost::new_err(reason)),
+            None => Err(StreamLost::new_err("the stream was dropped")),
+        }
+    }
+
+    /// Puts `message`, which is no `bytes`, behind what has been received, for the thread that receives.
+    ///
+    /// # Errors
+    /// `StreamLost` when so much waits that nobody can be receiving.
+    fn put(&self, message: Py<PyAny>) -> PyResult<()> {
+        let full = |_| StreamLost::new_err(format!("nobody takes the {MESSAGES_WAITING_MOST} messages that wait"));
+        self.local.try_send(Incoming::Local(message)).map_err(full)
+    }
+
+    /// Waits until the stream has ended, whatever the thread that receives is doing; gives the reason.
+    fn wait_end(&self, py: Python<'_>) -> PyResult<String> {
+        let mut ended = self.ended.clone();
+        let runtime = runtime()?;
+        let reason = py.detach(|| runtime.block_on(async { ended.wait_for(Option::is_some).await.ok()?.clone() }));
+        Ok(reason.unwrap_or_else(|| "the stream was dropped".to_owned()))
     }
 
     /// Closes this direction once everything that waits is sent. Heartbeats go on until the stream ends.
@@ -166,12 +209,44 @@ impl WorkerStream {
 }
 
 /// The thread that drives every stream of this process.
-fn runtime() -> PyResult<&'static Runtime> {
-    static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
-    let made = RUNTIME.get_or_init(|| {
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("paceline-wire").enable_all().build()
+struct Wire {
+    runtime: Runtime,
+    /// What the system calls it, where it says so.
+    thread_id: Arc<OnceLock<u32>>,
+}
+
+fn wire_thread() -> PyResult<&'static Wire> {
+    static WIRE: OnceLock<std::io::Result<Wire>> = OnceLock::new();
+    let made = WIRE.get_or_init(|| {
+        let thread_id = Arc::new(OnceLock::new());
+        let told = Arc::clone(&thread_id);
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(1).thread_name("paceline-wire").enable_all();
+        builder.on_thread_start(move || {
+            // Only the first is one that stays.
+            if let Some(id) = own_thread_id() {
+                told.get_or_init(|| id);
+            }
+        });
+        Ok(Wire { runtime: builder.build()?, thread_id })
     });
     made.as_ref().map_err(|error| StreamLost::new_err(format!("no thread for the streams: {error}")))
+}
+
+fn runtime() -> PyResult<&'static Runtime> {
+    Ok(&wire_thread()?.runtime)
+}
+
+/// The system's number of the calling thread, the last part of where `/proc/thread-self` leads to.
+fn own_thread_id() -> Option<u32> {
+    std::fs::read_link(Path::new("/proc/thread-self")).ok()?.file_name()?.to_str()?.parse().ok()
+}
+
+/// The system's number of the thread that drives every stream of this process, as in `/proc/self/task`; nothing where
+/// the system does not say.
+#[pyfunction]
+pub(crate) fn wire_thread_id() -> PyResult<Option<u32>> {
+    Ok(wire_thread()?.thread_id.get().copied())
 }
 
 /// A mutex's value; none of its holders can panic halfway.
@@ -190,11 +265,16 @@ async fn dial(endpoint: Endpoint) -> Option<Channel> {
     None
 }
 
-/// Carries messages both ways until the stream ends; the last thing that it hands over is the reason.
-async fn carry(channel: Channel, path: PathAndQuery, to_send: mpsc::Receiver<Bytes>, received: mpsc::Sender<Incoming>) {
-    if let Err(status) = exchange(channel, path, to_send, &received).await {
-        // Whoever no longer receives does not want the reason either.
-        let _ = received.send(Err(format!("{:?}: {}", status.code(), status.message()))).await;
+/// Carries messages both ways until the stream ends; gives the reason.
+async fn carry(
+    channel: Channel,
+    path: PathAndQuery,
+    to_send: mpsc::Receiver<Bytes>,
+    received: &mpsc::Sender<Incoming>,
+) -> String {
+    match exchange(channel, path, to_send, received).await {
+        Ok(()) => "the daemon closed the stream".to_owned(),
+        Err(status) => format!("{:?}: {}", status.code(), status.message()),
     }
 }
 
@@ -211,7 +291,7 @@ async fn exchange(
     let call = client.streaming(Request::new(ReceiverStream::new(to_send)), path, RawCodec).await?;
     let mut messages = call.into_inner();
     while let Some(message) = messages.message().await? {
-        if received.send(Ok(message)).await.is_err() {
+        if received.send(Incoming::Message(message)).await.is_err() {
             return Ok(());
         }
     }

@@ -8,9 +8,6 @@ mistake there does not hide itself. It repairs nothing: whatever breaks a rule i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
-
-import numpy as np
 
 from paceline import _core
 from paceline.attention.contracts import Contract
@@ -93,19 +90,23 @@ class Launch:
 
 def check_launch(launch: Launch, arrays: StepArrays, limits: LaunchLimits, contract: Contract) -> None:
     """Check one pass. Raises `LaunchRefusedError` for the first rule that does not hold."""
-    for name in _READ_BY_KERNELS:
-        array = getattr(arrays, name)
-        if array.dtype.itemsize != 4 or not array.flags.c_contiguous:
-            _refuse_memory(launch, contract, name, array)
-    fault = _core.check_launch(launch, arrays, limits, contract)
+    try:
+        fault = _core.check_launch(launch, arrays, limits, contract)
+    except (TypeError, ValueError):
+        # What it cannot borrow as it should be; which of them is looked for only then.
+        _refuse_memory(launch, arrays, contract)
+        raise
     if fault is not None:
         raise LaunchRefusedError(*fault, launch.dp_rank, launch.step)
 
 
-def _refuse_memory(launch: Launch, contract: Contract, name: str, array: np.ndarray) -> NoReturn:
+def _refuse_memory(launch: Launch, arrays: StepArrays, contract: Contract) -> None:
     rule = f"attention contract {contract.name}"
-    if array.dtype.itemsize != 4:
-        field, expected, got = f"bytes of an element of {name}", 4, array.dtype.itemsize
-    else:
-        field, expected, got = f"contiguity of {name}", 1, 0
-    raise LaunchRefusedError(rule, field, expected, got, launch.dp_rank, launch.step)
+    for name in _READ_BY_KERNELS:
+        array = getattr(arrays, name)
+        if array.dtype.itemsize != 4:
+            raise LaunchRefusedError(
+                rule, f"bytes of an element of {name}", 4, array.dtype.itemsize, launch.dp_rank, launch.step
+            ) from None
+        if not array.flags.c_contiguous:
+            raise LaunchRefusedError(rule, f"contiguity of {name}", 1, 0, launch.dp_rank, launch.step) from None

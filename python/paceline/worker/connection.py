@@ -21,10 +21,11 @@ class Message(Protocol):
 
 Sent = TypeVar("Sent", bound=Message)
 Received = TypeVar("Received")
+Put = TypeVar("Put")
 
 
-class Stream(Generic[Sent, Received]):
-    """Typed messages over a stream of bytes. `send` may be called from any thread."""
+class Stream(Generic[Sent, Received, Put]):
+    """Typed messages over a stream of bytes. `send` and `put` may be called from any thread; one thread receives."""
 
     def __init__(self, address: str, method: str, parse: Callable[[bytes], Received]) -> None:
         """Dial `address` (HOST:PORT) and open `method` ("Control" or "Steps"); `parse` makes a message of bytes.
@@ -36,7 +37,11 @@ class Stream(Generic[Sent, Received]):
 
     def send(self, message: Sent) -> None:
         """Queue a message. On a stream that is broken it is dropped: who receives is told the reason."""
-        self._stream.send(message.SerializeToString())
+        self.send_bytes(message.SerializeToString())
+
+    def send_bytes(self, message: bytes) -> None:
+        """Queue a message that is bytes already."""
+        self._stream.send(message)
 
     def beat(self, pulse: Pulse) -> None:
         """Send what `pulse` says now and at every heartbeat interval, until the stream ends."""
@@ -50,6 +55,19 @@ class Stream(Generic[Sent, Received]):
         """Messages as they come. Ends by raising `StreamLost`, whether the stream was closed or broke."""
         while True:
             yield self._parse(self._stream.receive())
+
+    def receive_one(self) -> Received | Put:
+        """The next message, or the next that another thread `put` among them. Raises `StreamLost` at the end."""
+        message = self._stream.receive()
+        return self._parse(message) if isinstance(message, bytes) else message
+
+    def put(self, message: Put) -> None:
+        """Put a message of this process behind what has been received. Raises `StreamLost` when nobody can be receiving."""
+        self._stream.put(message)
+
+    def wait_end(self) -> str:
+        """Wait until the stream has ended, whatever the thread that receives is doing; the reason."""
+        return self._stream.wait_end()
 
     def close(self) -> None:
         """Drop the connection, whatever is in flight."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from paceline._core import PlanRefused, Pulse, set_kernel_threads
+from paceline._core import PlanRefused, Pulse, encode_reply, set_kernel_threads
 from paceline.attention.contracts import Contract
 from paceline.layers.plain import PLAIN_WEIGHTS
 from paceline.layers.quantization import Quantization
@@ -29,7 +29,6 @@ from paceline.v1.worker_pb2 import (
     Masks,
     Progress,
     Refused,
-    Reply,
     StepEnvelope,
     StepFromWorker,
     StoreBound,
@@ -55,6 +54,9 @@ class Outlet(Protocol):
 
     def send_step(self, message: StepFromWorker) -> None:
         """Send on the Steps stream."""
+
+    def send_reply(self, message: bytes) -> None:
+        """Send a `StepFromWorker` that is bytes already."""
 
     def next_masks(self) -> Masks:
         """Wait for the masks that come next on the Steps stream."""
@@ -135,18 +137,12 @@ class Execution:
             self._groups.close()
             self._outlet.log(f"step {envelope.step}: {lost}; waiting for the daemon")
             return
-        reply = Reply(
-            group=envelope.group,
-            epoch=envelope.epoch,
-            step=envelope.step,
-            digest=envelope.digest,
-            # The tp workers of a rank sample alike: one says what, the others that they did.
-            body=done.body if self._tp_rank == 0 else b"",
-            tokens_digest=done.tokens_digest,
-            passes=done.passes,
-            collectives=done.collectives,
+        # The tp workers of a rank sample alike: one says what, the others that they did.
+        body = done.body if self._tp_rank == 0 else b""
+        reply = encode_reply(
+            envelope.group, envelope.epoch, envelope.step, envelope.digest, body, done.tokens_digest, done.passes, done.collectives
         )
-        self._outlet.send_step(StepFromWorker(reply=reply))
+        self._outlet.send_reply(reply)
         self._pulse.phase = "replied"
 
     def _refuse(self, envelope: StepEnvelope, refusal: PlanRefused | LaunchRefusedError) -> None:

@@ -1,9 +1,10 @@
 """The life of one worker process: join, load, meet its peers, execute plans, end.
 
 Four threads, so that none waits for another's work: the main thread waits for the end and for signals; one receives on
-Control, one on Steps; one runs the model. The model thread takes everything that touches the model from one queue, in
-order. Behind them a thread of the extension carries the bytes and sends heartbeats, whoever holds the interpreter. A
-worker holds no state that must survive: whatever ends it ends the process.
+Control; one waits for the end of Steps; one runs the model. Behind them a thread of the extension carries the bytes and
+sends heartbeats, whoever holds the interpreter. The model thread takes everything that touches the model from one queue
+of that thread, in order: what comes on Steps lies there without waking a thread between, the rest is put there. A worker
+holds no state that must survive: whatever ends it ends the process.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import sys
 import threading
 import traceback
 import uuid
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
-from paceline._core import Pulse, StreamLost
+from paceline._core import Pulse, StreamLost, wire_thread_id
 from paceline.errors import EXIT_USAGE, UsageError
 from paceline.v1 import PROTOCOL_HASH
 from paceline.v1.worker_pb2 import (
@@ -39,7 +41,7 @@ from paceline.v1.worker_pb2 import (
 )
 from paceline.worker.connection import Stream
 from paceline.worker.identity import checkpoint_digest, tokenizer_digest
-from paceline.worker.threads import pin_this_thread, prepare_environment, thread_count
+from paceline.worker.threads import pin_threads, prepare_environment, thread_count
 
 if TYPE_CHECKING:
     from paceline.worker.execution import Execution
@@ -83,13 +85,13 @@ class Session:
         self._name = worker_name(options.dp_rank, options.tp_rank, tp_size=1 + options.tp_rank)
         self._incarnation = uuid.uuid4().hex[:16]
         self._pulse = Pulse()
-        self._work: SimpleQueue[Welcome | BindStore | Form | StepEnvelope] = SimpleQueue()
-        # Beside the work: the model thread waits for them in the middle of a step.
-        self._masks: SimpleQueue[Masks] = SimpleQueue()
+        # Steps that came while the model thread waited for masks, and masks that came while it did not.
+        self._work: deque[Welcome | BindStore | Form | StepEnvelope] = deque()
+        self._masks: deque[Masks] = deque()
         self._endings: SimpleQueue[Ending] = SimpleQueue()
         self._failure: Ending | None = None
-        self._control: Stream[ControlFromWorker, ControlToWorker]
-        self._steps: Stream[StepFromWorker, StepToWorker]
+        self._control: Stream[ControlFromWorker, ControlToWorker, Never]
+        self._steps: Stream[StepFromWorker, StepToWorker, Welcome | BindStore | Form]
         self._control_ended = threading.Event()
 
     def run(self) -> int:
@@ -127,9 +129,15 @@ class Session:
         """Send on the Steps stream."""
         self._steps.send(message)
 
+    def send_reply(self, message: bytes) -> None:
+        """Send a `StepFromWorker` that is bytes already."""
+        self._steps.send_bytes(message)
+
     def next_masks(self) -> Masks:
-        """Wait for the masks that come next on the Steps stream."""
-        return self._masks.get()
+        """Wait for the masks that come next on the Steps stream. Called by the model thread, in the middle of a step."""
+        while not self._masks:
+            self._take_in()
+        return self._masks.popleft()
 
     def _introduce(self) -> Join:
         options = self._options
@@ -165,9 +173,9 @@ class Session:
                     self._end(EXIT_USAGE, f"the daemon refuses the join: {no.field}: expected {no.expected}, got {no.got}")
                     return
                 elif kind == "bind_store":
-                    self._work.put(message.bind_store)
+                    self._steps.put(message.bind_store)
                 elif kind == "form":
-                    self._work.put(message.form)
+                    self._steps.put(message.form)
                 elif kind == "stop":
                     self._end(EXIT_CLEAN, message.stop.reason or "the daemon says stop")
                     return
@@ -191,33 +199,42 @@ class Session:
             incarnation=self._incarnation,
         )
         self._steps.send(StepFromWorker(hello=hello))
-        self._start("steps", self._receive_steps)
+        self._start("steps", self._wait_steps_end)
         self._control.beat(self._pulse)
-        self._work.put(welcome)
+        self._steps.put(welcome)
 
-    def _receive_steps(self) -> None:
-        try:
-            for message in self._steps.receive():
-                if message.HasField("masks"):
-                    self._masks.put(message.masks)
-                else:
-                    self._work.put(message.step)
-        except StreamLost as error:
-            # A daemon that stops closes both streams; the reason is on the other one, and may come a moment later.
-            self._control_ended.wait(_LAST_WORDS_S)
-            self._end(EXIT_FAILED, f"lost the daemon: {error}")
+    def _wait_steps_end(self) -> None:
+        reason = self._steps.wait_end()
+        # A daemon that stops closes both streams; the reason is on the other one, and may come a moment later.
+        self._control_ended.wait(_LAST_WORDS_S)
+        self._end(EXIT_FAILED, f"lost the daemon: {reason}")
+
+    def _take_in(self) -> None:
+        """Wait for what comes next for the model thread, and keep it."""
+        message = self._steps.receive_one()
+        if not isinstance(message, StepToWorker):
+            self._work.append(message)
+        elif message.HasField("masks"):
+            self._masks.append(message.masks)
+        else:
+            self._work.append(message.step)
 
     def _run_model(self) -> None:
         """Body of the model thread."""
         execution: Execution | None = None
         try:
             while True:
-                item = self._work.get()
+                while not self._work:
+                    self._take_in()
+                item = self._work.popleft()
                 if isinstance(item, Welcome):
                     execution = self._load(item)
                 else:
                     assert execution is not None, "the daemon sends nothing else before the welcome"
                     execution.handle(item)
+        except StreamLost:
+            # Whoever waits for the end of the stream says so.
+            return
         except Exception as error:
             self._fail(error)
 
@@ -226,7 +243,7 @@ class Session:
         tp_size = max(1, settings.tp_size)
         workers = settings.dp_size * tp_size
         threads = thread_count(settings.threads, workers)
-        pin_this_thread(self._options.dp_rank * tp_size + self._options.tp_rank, workers, threads)
+        pin_threads(self._options.dp_rank * tp_size + self._options.tp_rank, workers, threads, wire_thread_id())
         prepare_environment(threads)
         # Only now: torch takes seconds to import, and a worker that is refused needs none of it.
         from paceline.worker.execution import Execution

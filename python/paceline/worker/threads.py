@@ -25,13 +25,18 @@ def prepare_environment(threads: int) -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def pin_this_thread(index: int, workers: int, threads: int) -> None:
-    """Keep the calling thread, and the compute threads it will start, on the cores of worker `index` of `workers`.
+def pin_threads(index: int, workers: int, threads: int, wire_thread_id: int | None) -> None:
+    """Keep the calling thread, the compute threads it will start and the streams' on the cores of worker `index` of `workers`.
 
+    The thread of the streams has something to do when the calling thread waits for a step or has answered one. On the
+    same core a step is handed over without waking another core, and the model of no other worker is interrupted.
     Does nothing when the workers together want more cores than there are.
     """
     cores = sorted(os.sched_getaffinity(0))
     if threads * workers > len(cores):
         return
-    # 0 names the calling thread, not the process: receiving and heartbeats stay free to run anywhere.
-    os.sched_setaffinity(0, cores[index * threads : (index + 1) * threads])
+    own = cores[index * threads : (index + 1) * threads]
+    # 0 names the calling thread, not the process: what receives on Control stays free to run anywhere.
+    for thread_id in (0, wire_thread_id):
+        if thread_id is not None:
+            os.sched_setaffinity(thread_id, own)
