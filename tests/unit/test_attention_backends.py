@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -106,6 +107,35 @@ def test_windows_over_chunks_and_blocks(kind: Kind, window: int) -> None:
             backend.prepare(batch_of([(begin, end - begin, blocks)]))
             got = backend.attend(0, heads[begin:end], window=window)
             torch.testing.assert_close(got, expected[begin:end])
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_prompts_in_bfloat16_read_like_the_reference_however_they_are_cut(window: int) -> None:
+    layout = KvLayout(layer_count=1, kv_head_count=1, key_size=64, value_size=64)
+    heads = torch.randn(330, 5, 64, generator=torch.Generator().manual_seed(8)).bfloat16()
+    table = torch.tensor([[5, 3, 1, 2, 4, 6]], dtype=torch.int32)
+
+    def read(kind: Kind, cuts: list[int]) -> torch.Tensor:
+        backend = kind(KvCache(layout, block_count=7, block_size=64, dtype=torch.bfloat16))
+        parts = []
+        for begin, end in itertools.pairwise(cuts):
+            places = torch.arange(begin, end)
+            batch = AttentionBatch(
+                rows=1,
+                tokens=end - begin,
+                uniform_query_len=0,
+                query_start_loc=torch.tensor([0, end - begin], dtype=torch.int32),
+                kv_lens=torch.tensor([end], dtype=torch.int32),
+                block_table=table,
+                slots=table[0].long()[places // 64] * 64 + places % 64,
+            )
+            backend.prepare(batch)
+            parts.append(backend.attend(0, heads[begin:end], window=window))
+        return torch.cat(parts)
+
+    whole = read(CpuAttention, [0, 330])
+    torch.testing.assert_close(whole, read(ReferenceAttention, [0, 330]), atol=0.02, rtol=0.02)
+    torch.testing.assert_close(read(CpuAttention, [0, 100, 101, 117, 330]), whole, atol=0.02, rtol=0.02)
 
 
 def test_keys_before_the_window_are_not_read(kind: Kind) -> None:

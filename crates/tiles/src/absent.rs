@@ -44,6 +44,21 @@ impl Tiles {
     }
 
     /// See the machines that have tiles.
+    pub fn begin_sums(&mut self) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn add_line(&mut self, _weights: &[u16], _line: usize, _x: &[Square; 4]) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn take_sums(&mut self, _sums: &mut [Square; 4]) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
     pub fn multiply_by_four(&mut self, _weights: [&[u16]; 4], _x: &[Square], _sums: &mut [Square; 4]) {
         match *self {}
     }
@@ -65,6 +80,11 @@ impl Tiles {
 
     /// See the machines that have tiles.
     pub fn narrow_woven(&self, _sums: &[[f32; SIDE]], _factor: f32, _halves: &mut [u16]) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn transpose_first(&self, _square: &Square, _count: usize, _turned: &mut Square) {
         match *self {}
     }
 

@@ -294,6 +294,72 @@ impl Tiles {
         }
     }
 
+    /// Begins sums of sixteen outputs with four times 16 rows of inputs. They stay in the tiles until they are taken; any other
+    /// product ends them.
+    #[inline]
+    pub fn begin_sums(&mut self) {
+        // SAFETY: the tiles are set up, and nobody else on this thread uses them.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                options(nomem, nostack, preserves_flags),
+            );
+        }
+    }
+
+    /// Adds the products of one line of `weights [16, stride]`, of 32 inputs, with `x`.
+    ///
+    /// # Panics
+    /// If the weights have no such line.
+    #[inline]
+    pub fn add_line(&mut self, weights: &[u16], line: usize, x: &[Square; 4]) {
+        let stride = weights.len() / SIDE;
+        assert!((line + 1) * INPUTS <= stride, "a line of the weights");
+        // SAFETY: sixteen rows of weights have this line, as was checked. The tiles are set up, and nobody else on this
+        // thread uses them.
+        unsafe {
+            asm!(
+                "tileloadd tmm4, [{weights} + {stride}]",
+                "tileloadd tmm5, [{x} + {line}]",
+                "tileloadd tmm6, [{x} + {line} + 1024]",
+                "tdpbf16ps tmm0, tmm4, tmm5",
+                "tileloadd tmm7, [{x} + {line} + 2048]",
+                "tdpbf16ps tmm1, tmm4, tmm6",
+                "tileloadd tmm5, [{x} + {line} + 3072]",
+                "tdpbf16ps tmm2, tmm4, tmm7",
+                "tdpbf16ps tmm3, tmm4, tmm5",
+                weights = in(reg) weights.as_ptr().add(line * INPUTS),
+                stride = in(reg) stride * 2,
+                x = in(reg) x.as_ptr(),
+                line = in(reg) LINE_BYTES,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+    }
+
+    /// Takes the sums `[output, row]` that were begun.
+    #[inline]
+    pub fn take_sums(&mut self, sums: &mut [Square; 4]) {
+        // SAFETY: `sums` has four tiles. The tiles are set up, and nobody else on this thread uses them.
+        unsafe {
+            asm!(
+                "tilestored [{sums} + {line}], tmm0",
+                "tilestored [{sums} + {line} + 1024], tmm1",
+                "tilestored [{sums} + {line} + 2048], tmm2",
+                "tilestored [{sums} + {line} + 3072], tmm3",
+                sums = in(reg) sums.as_mut_ptr(),
+                line = in(reg) LINE_BYTES,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+
     /// The products of four times sixteen outputs with 16 rows of inputs.
     ///
     /// `weights` are `[16, inputs]` each, `x` as for [`Self::multiply`], and `sums` `[output, row]`.
@@ -371,6 +437,16 @@ impl Tiles {
     pub fn transpose(&self, square: &Square, turned: &mut Square) {
         // SAFETY: processors with tiles have AVX-512, as was asked.
         unsafe { woven::transposed_to(square, turned) };
+    }
+
+    /// Rows for columns, of which the first `count` are taken at least.
+    #[inline]
+    pub fn transpose_first(&self, square: &Square, count: usize, turned: &mut Square) {
+        if count > 4 {
+            return self.transpose(square, turned);
+        }
+        // SAFETY: processors with tiles have AVX-512, as was asked.
+        unsafe { woven::four_columns_to(square, turned) };
     }
 
     /// The 32 columns from `column` on of sixteen rows `[16, size]` as inputs: word `[pair, row]` is that pair of columns of

@@ -70,7 +70,14 @@ fn woven_rows_are_inputs() {
             let (first, second) = rows[line * INPUTS * size..][..INPUTS * size].split_at(SIDE * size);
             tiles.weave([first, second], size, column, woven);
         }
+        tiles.begin_sums();
+        for (line, woven) in woven.iter().enumerate() {
+            tiles.add_line(&rounded, line, woven);
+        }
+        let mut added = [Square::ZERO; 4];
+        tiles.take_sums(&mut added);
         tiles.multiply_four(&rounded, &woven, &mut sums);
+        assert_eq!(added, sums);
         for output in 0..SIDE {
             for place in 0..64 {
                 let (square, lane) = (place / SIDE, place % SIDE);
@@ -103,6 +110,10 @@ fn rows_become_columns() {
     assert_eq!(got, turned);
     tiles.transpose(&turned, &mut got);
     assert_eq!(got, square);
+    for count in [1, 4, 5, SIDE] {
+        tiles.transpose_first(&square, count, &mut got);
+        assert_eq!(got.0[..count], turned.0[..count]);
+    }
 }
 
 #[test]

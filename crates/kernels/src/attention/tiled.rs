@@ -56,6 +56,14 @@ struct Place {
     count: usize,
 }
 
+impl Place {
+    /// Tile `index` of these queries.
+    #[inline(always)]
+    fn tile(self, index: usize) -> Self {
+        Self { first: self.first + index * SIDE, count: SIDE.min(self.count - index * SIDE), ..self }
+    }
+}
+
 /// Whether heads of these sizes are tiles.
 pub(super) fn takes(key_size: usize, value_size: usize) -> bool {
     key_size > 0 && key_size.is_multiple_of(INPUTS) && value_size > 0 && value_size.is_multiple_of(COLUMNS)
@@ -106,62 +114,77 @@ impl<E: Element> Attend<'_, E> {
         place: Place,
         workspace: &mut Workspace,
     ) {
-        let of_tile = |index: usize| Place {
-            first: place.first + index * SIDE,
-            count: SIDE.min(place.count - index * SIDE),
-            ..place
-        };
         workspace.begin(place.count.div_ceil(SIDE), self.shape.key_size, self.shape.value_size);
         let is_single = workspace.tiles.len() == 1;
         for (index, queries) in workspace.tiles.iter_mut().enumerate() {
-            self.load_queries(tiles, of_tile(index), is_single, queries);
+            self.load_queries(tiles, place.tile(index), is_single, queries);
         }
         let pools = self.pools(cached, place.kv_head);
+        let mut products = [Square::ZERO; 4];
         let mut next = Some(self.first_span(place));
         while let Some(span) = next {
             next = span.next(self.seen_by(place).1);
             let mut ahead = self.ahead(cached, place, next.as_ref());
             let Workspace { tiles: queries, block, scores, weights, rounded } = &mut *workspace;
-            match &mut queries[..] {
-                [queries] => {
-                    block.multiply(tiles, (&pools[0], self.rows, &span), &queries.squares, scores, &mut ahead);
+            let (keys, values) = ((&pools[0], self.rows, &span), (&pools[1], self.rows, &span));
+            if let [TileOfQueries { squares, running, .. }] = &mut queries[..] {
+                block.multiply(tiles, keys, (squares, place.count), scores, &mut ahead);
+                let what = (place, &span, &span.lines());
+                let corrections = self.weigh(simd, tiles, what, scores, (weights, rounded), running, &mut ahead);
+                for columns in 0..self.shape.value_size / COLUMNS {
+                    block.add_up(tiles, values, columns, rounded, &mut products, &mut ahead);
+                    running.add(&products, &corrections[..place.count], columns, self.shape.value_size);
                 }
-                _ => block.turn_keys(tiles, (&pools[0], self.rows, &span)),
+                continue;
             }
-            block.weave(tiles, (&pools[1], self.rows, &span), &mut ahead);
-            for (index, queries) in queries.iter_mut().enumerate() {
-                let place = of_tile(index);
+            block.turn_keys(tiles, keys);
+            block.weave(tiles, values);
+            for (index, TileOfQueries { rows, running, .. }) in queries.iter_mut().enumerate() {
+                let place = place.tile(index);
                 let lines = span.lines_of(self.seen_by(place));
                 if lines.is_empty() {
                     continue;
                 }
-                if !is_single {
-                    block.score(tiles, &queries.rows, self.shape.key_size, lines.clone(), scores);
-                }
-                ahead.step(tiles);
-                let mut added = queries.running.added();
-                for query in 0..place.count {
-                    let seen = self.seen_by(Place { first: place.first + query, count: 1, ..place });
-                    let (squares, factor) = (&scores[..], self.scale * std::f32::consts::LOG2_E);
-                    let weights = &mut weights[..lines.len() * INPUTS];
-                    let rounded = &mut rounded[query * BLOCK..][..weights.len()];
-                    let seen = span.within(seen, &lines);
-                    added.weigh(simd, query, (squares, lines.start), factor, seen, weights);
-                    tiles.narrow(weights, rounded);
-                    ahead.step(tiles);
-                }
-                let corrections = queries.running.correct(simd, &added);
-                let mut products = [Square::ZERO; 4];
+                block.score(tiles, rows, self.shape.key_size, lines.clone(), scores);
+                let what = (place, &span, &lines);
+                let corrections = self.weigh(simd, tiles, what, scores, (weights, rounded), running, &mut ahead);
                 for columns in 0..self.shape.value_size / COLUMNS {
                     tiles.multiply_four(rounded, block.woven(columns, lines.clone()), &mut products);
-                    queries.running.add(&products, &corrections[..place.count], columns, self.shape.value_size);
+                    running.add(&products, &corrections[..place.count], columns, self.shape.value_size);
                     ahead.step(tiles);
                 }
             }
         }
         for (index, queries) in workspace.tiles.iter().enumerate() {
-            self.finish_queries(tiles, of_tile(index), &queries.running);
+            self.finish_queries(tiles, place.tile(index), &queries.running);
         }
+    }
+
+    /// Scores of some lines of keys become weights of the queries at `place`, `rounded` from the first of the lines on. Gives
+    /// what earlier sums are to be multiplied with.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "each is one thing that weights are made of")]
+    fn weigh<S: Simd>(
+        &self,
+        simd: S,
+        tiles: &Tiles,
+        (place, span, lines): (Place, &Span, &Range<usize>),
+        scores: &[Square],
+        (weights, rounded): (&mut [f32], &mut [u16]),
+        running: &mut Running,
+        ahead: &mut Ahead<'_>,
+    ) -> [f32; SIDE] {
+        let mut added = running.added();
+        let weights = &mut weights[..lines.len() * INPUTS];
+        for query in 0..place.count {
+            let seen = self.seen_by(Place { first: place.first + query, count: 1, ..place });
+            let factor = self.scale * std::f32::consts::LOG2_E;
+            added.weigh(simd, query, (scores, lines.start), factor, span.within(seen, lines), weights);
+            tiles.narrow(weights, &mut rounded[query * BLOCK..][..weights.len()]);
+            ahead.step(tiles);
+            ahead.step(tiles);
+        }
+        running.correct(simd, &added)
     }
 
     /// The keys that the queries at `place` see between them.

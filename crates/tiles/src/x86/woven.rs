@@ -1,11 +1,11 @@
 //! What vectors of AVX-512 do beside the tiles: rows for columns, pairs of rows woven into each other, and rounding.
 
 use std::arch::x86_64::{
-    __m256bh, __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cvtne2ps_pbh,
-    _mm512_cvtneps_pbh, _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
-    _mm512_permutexvar_epi64, _mm512_set_epi64, _mm512_set1_ps, _mm512_setzero_si512, _mm512_shuffle_f32x4,
-    _mm512_store_si512, _mm512_storeu_si512, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
-    _mm512_unpacklo_epi16, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    __m256bh, __m512, __m512bh, __m512i, _mm_loadu_si128, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps,
+    _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_mask_broadcast_i32x4, _mm512_mul_ps, _mm512_permutexvar_epi64, _mm512_set_epi64, _mm512_set1_ps,
+    _mm512_setzero_si512, _mm512_shuffle_f32x4, _mm512_store_si512, _mm512_storeu_si512, _mm512_unpackhi_epi16,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 
 use crate::{INPUTS, Lines, SIDE, Square};
@@ -16,6 +16,33 @@ use crate::{INPUTS, Lines, SIDE, Square};
 #[target_feature(enable = "avx512f")]
 pub(super) fn transposed_to(square: &Square, turned: &mut Square) {
     store(&transposed(&rows_of(square)), turned);
+}
+
+/// The first four columns only: of each, a quarter of a vector is four rows.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn four_columns_to(square: &Square, turned: &mut Square) {
+    let mut rows = [_mm512_setzero_si512(); 4];
+    let mut row = 0;
+    while row < 4 {
+        let mut quarter = 0;
+        while quarter < 4 {
+            // SAFETY: 16 bytes are read from a row of 64.
+            let four = unsafe { _mm_loadu_si128(square.0[4 * quarter + row].as_ptr().cast()) };
+            rows[row] = _mm512_mask_broadcast_i32x4(rows[row], 0xf << (4 * quarter), four);
+            quarter += 1;
+        }
+        row += 1;
+    }
+    let (low, high) = (_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[0], rows[1]));
+    let (other_low, other_high) = (_mm512_unpacklo_epi32(rows[2], rows[3]), _mm512_unpackhi_epi32(rows[2], rows[3]));
+    // SAFETY: rows are 64 bytes, on lines of their own.
+    unsafe {
+        _mm512_store_si512(turned.0[0].as_mut_ptr().cast(), _mm512_unpacklo_epi64(low, other_low));
+        _mm512_store_si512(turned.0[1].as_mut_ptr().cast(), _mm512_unpackhi_epi64(low, other_low));
+        _mm512_store_si512(turned.0[2].as_mut_ptr().cast(), _mm512_unpacklo_epi64(high, other_high));
+        _mm512_store_si512(turned.0[3].as_mut_ptr().cast(), _mm512_unpackhi_epi64(high, other_high));
+    }
 }
 
 /// # Safety

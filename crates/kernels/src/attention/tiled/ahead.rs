@@ -6,7 +6,7 @@ use super::block::{Pool, Span};
 use crate::attention::PassRows;
 
 /// Numbers that are fetched at a time: about as many lines as can be under way.
-const PIECE: usize = 1 << 10;
+const PIECE: usize = 1 << 9;
 
 /// Keys and values of a block to come.
 pub(super) struct Ahead<'a> {

@@ -59,7 +59,7 @@ impl Span {
         (place(from), place(to))
     }
 
-    fn lines(&self) -> Range<usize> {
+    pub(super) fn lines(&self) -> Range<usize> {
         self.lines_of((self.from, self.to))
     }
 }
@@ -90,7 +90,7 @@ impl Block {
         &mut self,
         tiles: &mut Tiles,
         (keys, rows, span): (&Pool<'_>, &PassRows, &Span),
-        queries: &[Square],
+        (queries, count): (&[Square], usize),
         scores: &mut [Square],
         ahead: &mut Ahead<'_>,
     ) {
@@ -107,9 +107,9 @@ impl Block {
                 sixteen(keys, fourth, rows, span, 2 * other + 1),
             ];
             tiles.multiply_by_four(four, queries, &mut products);
-            ahead.step(tiles);
-            for (products, scores) in products.iter().zip(&mut scores[2 * line..]) {
-                tiles.transpose(products, scores);
+            for (products, scores) in products.iter().zip(&mut scores[2 * line..2 * lines.end]) {
+                tiles.transpose_first(products, count, scores);
+                ahead.step(tiles);
             }
             ahead.step(tiles);
         }
@@ -148,20 +148,45 @@ impl Block {
 
     /// Weaves the values of the block.
     #[inline(always)]
-    pub(super) fn weave(
-        &mut self,
-        tiles: &Tiles,
-        (values, rows, span): (&Pool<'_>, &PassRows, &Span),
-        ahead: &mut Ahead<'_>,
-    ) {
+    pub(super) fn weave(&mut self, tiles: &Tiles, (values, rows, span): (&Pool<'_>, &PassRows, &Span)) {
         let [copy, other, ..] = &mut self.copies;
         for line in span.lines() {
             let two = [sixteen(values, copy, rows, span, 2 * line), sixteen(values, other, rows, span, 2 * line + 1)];
             for column in (0..values.size).step_by(COLUMNS) {
                 tiles.weave(two, values.size, column, &mut self.woven[column / COLUMNS * LINES + line]);
             }
+        }
+    }
+
+    /// Sums of weights times `COLUMNS` columns of values, for one tile of queries: each line of values is woven while the one
+    /// before is multiplied, so that little is kept in the nearest cache.
+    #[inline(always)]
+    pub(super) fn add_up(
+        &mut self,
+        tiles: &mut Tiles,
+        (values, rows, span): (&Pool<'_>, &PassRows, &Span),
+        columns: usize,
+        weights: &[u16],
+        sums: &mut [Square; 4],
+        ahead: &mut Ahead<'_>,
+    ) {
+        let [copy, other, ..] = &mut self.copies;
+        let woven = &mut self.woven[..2];
+        tiles.begin_sums();
+        for (index, line) in span.lines().enumerate() {
+            let two = [sixteen(values, copy, rows, span, 2 * line), sixteen(values, other, rows, span, 2 * line + 1)];
+            tiles.weave(two, values.size, columns * COLUMNS, &mut woven[index % 2]);
+            ahead.step(tiles);
+            ahead.step(tiles);
+            if index > 0 {
+                tiles.add_line(weights, index - 1, &woven[(index - 1) % 2]);
+            }
+            ahead.step(tiles);
             ahead.step(tiles);
         }
+        let last = span.lines().len() - 1;
+        tiles.add_line(weights, last, &woven[last % 2]);
+        tiles.take_sums(sums);
     }
 
     /// `COLUMNS` columns of values of some lines of keys.
