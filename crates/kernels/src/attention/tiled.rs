@@ -30,7 +30,7 @@ pub(super) struct Workspace {
     tiles: Vec<TileOfQueries>,
     block: Block,
     scores: Vec<Square>,
-    // Of each query of a tile.
+    // `[query, key]` of a tile, as `rounded`.
     weights: Vec<f32>,
     // `[query, key]`, from the first line of keys that the tile sees on.
     rounded: Vec<u16>,
@@ -74,7 +74,7 @@ impl Workspace {
         self.tiles.resize_with(tile_count, TileOfQueries::default);
         self.block.begin(key_size, value_size);
         self.scores.resize(BLOCK / SIDE, Square::ZERO);
-        self.weights.resize(BLOCK, 0.0);
+        self.weights.resize(SIDE * BLOCK, 0.0);
         self.rounded.resize(SIDE * BLOCK, 0);
     }
 }
@@ -175,13 +175,17 @@ impl<E: Element> Attend<'_, E> {
         ahead: &mut Ahead<'_>,
     ) -> [f32; SIDE] {
         let mut added = running.added();
-        let weights = &mut weights[..lines.len() * INPUTS];
+        let (keys, factor) = (lines.len() * INPUTS, self.scale * std::f32::consts::LOG2_E);
+        // In two loops, so that a query's sums do not wait for its own largest score.
         for query in 0..place.count {
-            let seen = self.seen_by(Place { first: place.first + query, count: 1, ..place });
-            let factor = self.scale * std::f32::consts::LOG2_E;
-            added.weigh(simd, query, (scores, lines.start), factor, span.within(seen, lines), weights);
-            tiles.narrow(weights, &mut rounded[query * BLOCK..][..weights.len()]);
+            let seen = span.within(self.seen_by(Place { first: place.first + query, count: 1, ..place }), lines);
+            added.scale(simd, query, (scores, lines.start), factor, seen, &mut weights[query * BLOCK..][..keys]);
             ahead.step(tiles);
+        }
+        for query in 0..place.count {
+            let weights = &mut weights[query * BLOCK..][..keys];
+            added.weigh(simd, query, weights);
+            tiles.narrow(weights, &mut rounded[query * BLOCK..][..keys]);
             ahead.step(tiles);
         }
         running.correct(simd, &added)

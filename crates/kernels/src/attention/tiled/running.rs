@@ -81,44 +81,50 @@ impl Running {
 }
 
 impl Added {
-    /// Scores `[query, key]`, from a line of keys on, become `weights` of `query`: 0 for keys outside of `from .. to`. Scores
-    /// are multiplied by `factor` and taken as exponents of two.
+    /// Scores `[query, key]` of one query, from a line of keys on, times `factor`: the exponents of two of its weights. Those of
+    /// keys outside of `from .. to` become as small as they can be.
     #[inline(always)]
-    pub(super) fn weigh<S: Simd>(
+    pub(super) fn scale<S: Simd>(
         &mut self,
         simd: S,
         query: usize,
         (scores, first_line): (&[Square], usize),
         factor: f32,
         (from, to): (usize, usize),
-        weights: &mut [f32],
+        exponents: &mut [f32],
     ) {
         if from >= to {
-            weights.fill(0.0);
+            exponents.fill(f32::NEG_INFINITY);
             return;
         }
         let factor = simd.splat_f32s(factor);
         let scores = &scores[first_line * (INPUTS / SIDE)..];
         // Indices instead of iterators here and below: adapters over vectors are not inlined into code for wider vectors.
-        for (places, square) in weights.as_chunks_mut::<SIDE>().0.iter_mut().zip(scores) {
+        for (places, square) in exponents.as_chunks_mut::<SIDE>().0.iter_mut().zip(scores) {
             let (places, bits) = (S::as_mut_simd_f32s(places).0, S::as_simd_u32s(&square.0[query]).0);
             for at in 0..bits.len() {
                 places[at] = simd.mul_f32s(simd.transmute_f32s_u32s(bits[at]), factor);
             }
         }
         if from > 0 {
-            weights[..from].fill(f32::NEG_INFINITY);
+            exponents[..from].fill(f32::NEG_INFINITY);
         }
-        if to < weights.len() {
-            weights[to..].fill(f32::NEG_INFINITY);
+        if to < exponents.len() {
+            exponents[to..].fill(f32::NEG_INFINITY);
         }
-        let maximum = largest(simd, weights, self.maxima[query]);
-        let (least, mut sum) = (simd.splat_f32s(maximum), simd.splat_f32s(0.0));
-        for weight in S::as_mut_simd_f32s(weights).0 {
+        self.maxima[query] = largest(simd, exponents, self.maxima[query]);
+    }
+
+    /// Exponents that were scaled become weights.
+    #[inline(always)]
+    pub(super) fn weigh<S: Simd>(&mut self, simd: S, query: usize, exponents: &mut [f32]) {
+        // Finite, so that a query that sees nothing yet has weights of 0.
+        let least = simd.splat_f32s(self.maxima[query].max(f32::MIN));
+        let mut sum = simd.splat_f32s(0.0);
+        for weight in S::as_mut_simd_f32s(exponents).0 {
             *weight = power_of_two(simd, simd.sub_f32s(*weight, least));
             sum = simd.add_f32s(sum, *weight);
         }
-        self.maxima[query] = maximum;
         self.weights[query] = simd.reduce_sum_f32s(sum);
     }
 }
