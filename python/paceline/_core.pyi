@@ -394,25 +394,25 @@ def rms_norm(x: _Array, added: _Array | None, weight: _Array, epsilon: float, no
 
 def linear(
     x: npt.NDArray[np.uint16],
-    weight: npt.NDArray[np.uint16],
+    parts: Sequence[npt.NDArray[np.uint16]],
     bias: npt.NDArray[np.uint16] | None,
     product: npt.NDArray[np.uint16],
 ) -> None:
     """Write `x @ weight.T + bias` of bfloat16 to `product [rows, outputs]`, added up in fp32.
 
-    `x` is `[rows, inputs]`, `weight` `[outputs, inputs]`, `inputs` even. Made for few rows. A row's result
-    does not depend on the others.
+    `x` is `[rows, inputs]`, each of the parts of `weight` `[outputs, inputs]`, `inputs` even; the outputs of the parts follow
+    each other. Made for few rows. A row's result does not depend on the others.
     """
 
 _Half = npt.NDArray[np.uint16]
-_Product = tuple[_Half, _Half | None]
+_Product = tuple[Sequence[_Half], _Half | None]
 
 @final
 class FeedForwardBlock:
     """The half of a decoder layer behind attention, in bfloat16: norm, gates, what they gate, the product behind them."""
 
     def __new__(cls, norm: _Half, epsilon: float, gate_up: _Product, down: _Product) -> FeedForwardBlock:
-        """Take factors `norm [width]` and products `(weight [outputs, inputs], bias [outputs])`, gates first.
+        """Take factors `norm [width]` and products `(parts of a weight [outputs, inputs], bias [outputs])`, gates first.
 
         Raises `ValueError` for shapes that do not fit each other, with both numbers.
         """

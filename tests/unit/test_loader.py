@@ -46,6 +46,24 @@ def test_parts_are_those_of_the_whole(tmp_path: Path) -> None:
     assert torch.equal(fused, torch.cat((whole[2:4], whole + 1)))
 
 
+def test_rows_in_the_type_of_the_model_are_views(tmp_path: Path) -> None:
+    whole = torch.randn(6, 4)
+    save_file({"a": whole, "b": whole.bfloat16()}, tmp_path / "model.safetensors")
+    with WeightReader(tmp_path, dtype=torch.float32) as weights:
+        assert weights.view("b", (6, 4)) is None, "of another type"
+        assert weights.view("a", (6, 4), Cut(1, range(1, 3))) is None, "columns"
+        with pytest.raises(WeightsError, match="2 tensors that this architecture does not use: a, b"):
+            weights.finish()
+        rows, columns = weights.view("a", (6, 4), Cut(0, range(2, 4))), weights.view("a", (6, 4), Cut(1, range(4)))
+        weights.leave("b")
+        weights.finish()
+    (tmp_path / "model.safetensors").unlink()
+    assert rows is not None
+    assert columns is not None
+    assert torch.equal(rows, whole[2:4])
+    assert torch.equal(columns, whole)
+
+
 def test_what_is_left_counts_as_known(tmp_path: Path) -> None:
     one = torch.ones(1)
     names = ("a", "b.0.weight", "b.0.weight_scale_inv", "c.1", "c.2", "d")

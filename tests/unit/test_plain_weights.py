@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from paceline import _core
 from paceline.layers.host import array_of
 from paceline.layers.linear import PLAIN_ROWS_MAX, TILE_ROWS_MAX, Linear, are_tiles, can_pack
 from paceline.layers.plain import PlainWeights
+from paceline.layers.quantization import Quantization
+from paceline.weights.loader import WeightReader
 
 
 def numbers(*shape: int, seed: int) -> torch.Tensor:
@@ -70,19 +74,86 @@ def test_copies_lie_side_by_side_and_their_memory_goes_with_them() -> None:
     assert plain.held_bytes == 0
 
 
+def mapped_ranges(path: Path) -> list[range]:
+    """Where in this process the file of that path, or what had that path, is mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    bounds = [line.split()[0].split("-") for line in lines if str(path) in line]
+    return [range(int(start, 16), int(end, 16)) for start, end in bounds]
+
+
+def save_parts(path: Path, *sizes: int) -> list[torch.Tensor]:
+    parts = [numbers(size, 64, seed=size) for size in sizes]
+    save_file({str(index): part for index, part in enumerate(parts)}, path)
+    return parts
+
+
+def read_parts(folder: Path, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    with WeightReader(folder, dtype=torch.bfloat16) as weights:
+        views = [weights.view(str(index), tuple(part.shape)) for index, part in enumerate(parts)]
+        weights.finish()
+    return [view for view in views if view is not None]
+
+
+def test_parts_are_read_in_the_file_whatever_becomes_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    parts = save_parts(path, 96, 48, 32)
+    linear, whole, x = Linear(read_parts(tmp_path, parts), pack=True, is_shared=True), torch.cat(parts), numbers(9, 64, seed=4)
+    save_parts(tmp_path / "other", 17)
+    (tmp_path / "other").rename(path)
+    path.unlink()
+    for rows in range(1, 10):
+        assert torch.equal(linear(x[:rows]), Linear(whole, pack=True)(x[:rows]))
+    if not can_pack(whole):
+        return
+    assert linear.plain is not None
+    for array, part in zip(linear.plain.parts, parts, strict=True):
+        assert np.array_equal(array, array_of(part))
+        assert any(array.ctypes.data in mapped for mapped in mapped_ranges(path))
+
+
+def test_parts_that_other_instructions_would_take_are_joined(tmp_path: Path) -> None:
+    parts = save_parts(tmp_path / "model.safetensors", 64, 8)
+    linear = Linear(read_parts(tmp_path, parts), pack=True, is_shared=True)
+    if can_pack(parts[0]):
+        assert linear.plain is not None
+        assert len(linear.plain.parts) == (1 if _core.has_matrix_instructions() else 2)
+
+
+def test_nothing_stays_mapped_of_what_is_quantised(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    parts = save_parts(path, 96, 48)
+    linear = Linear(read_parts(tmp_path, parts), is_shared=True, quantization=Quantization.INT8)
+    gc.collect()
+    assert not mapped_ranges(path)
+    x = numbers(3, 64, seed=4)
+    assert torch.equal(linear(x), Linear(torch.cat(parts), quantization=Quantization.INT8)(x))
+
+
+def test_what_is_shared_is_counted_while_it_is_used() -> None:
+    plain = PlainWeights()
+    array = plain.share(np.zeros((4, 8), dtype=np.uint16))
+    assert (plain.shared_bytes, plain.held_bytes) == (64, 0)
+    del array
+    gc.collect()
+    assert plain.shared_bytes == 0
+
+
 def test_arrays_that_do_not_fit_are_refused_with_both_numbers() -> None:
     x, weight, product = (np.zeros(shape, dtype=np.uint16) for shape in ((2, 4), (3, 4), (2, 3)))
     bias = np.zeros(3, dtype=np.uint16)
-    _core.linear(x, weight, bias, product)
+    _core.linear(x, [weight], bias, product)
+    unpaired = np.frombuffer(bytes(26), dtype=np.uint8)
+    unpaired = unpaired[(2 - unpaired.ctypes.data) % 4 :][:24].view(np.uint16).reshape(3, 4)
     refused = [
-        ("columns of x: expected 4, got 2", (x[:, :2].copy(), weight, None, product)),
-        ("rows of the product: expected 1, got 2", (x[:1], weight, None, product)),
-        ("columns of the product: expected 2, got 3", (x, weight[:2], None, product)),
-        ("elements of the bias: expected 3, got 2", (x, weight, bias[:2], product)),
-        ("an even number, got 3", (x[:, :3].copy(), weight[:, :3].copy(), None, product)),
+        ("columns of x: expected 4, got 2", (x[:, :2].copy(), [weight], None, product)),
+        ("rows of the product: expected 1, got 2", (x[:1], [weight], None, product)),
+        ("columns of the product: expected 2, got 3", (x, [weight[:1], weight[:1]], None, product)),
+        ("elements of the bias: expected 3, got 2", (x, [weight], bias[:2], product)),
+        ("an even number, got 3", (x[:, :3].copy(), [weight[:, :3].copy()], None, product)),
+        ("a weight begins 2 bytes behind a multiple of 4", (x, [unpaired], None, product)),
     ]
     for message, arguments in refused:
         with pytest.raises(ValueError, match=message):
             _core.linear(*arguments)
     with pytest.raises(TypeError):
-        _core.linear(array_of(torch.zeros(2, 4)), weight, None, product)  # type: ignore[arg-type]
+        _core.linear(array_of(torch.zeros(2, 4)), [weight], None, product)  # type: ignore[arg-type]

@@ -9,13 +9,16 @@ use pyo3::prelude::*;
 
 use crate::attention::PagedAttention;
 use crate::kernels::require;
+use crate::linear::require_pairs;
 
-/// A weight as Python holds it.
-type Product<'py> = (Bound<'py, PyArray2<u16>>, Option<Bound<'py, PyArray1<u16>>>);
+/// A weight as Python holds it: parts whose outputs follow each other, and the bias.
+type Product<'py> = (Vec<Bound<'py, PyArray2<u16>>>, Option<Bound<'py, PyArray1<u16>>>);
 
 struct OwnedProduct {
-    matrix: Py<PyArray2<u16>>,
+    parts: Vec<Py<PyArray2<u16>>>,
     bias: Option<Py<PyArray1<u16>>>,
+    outputs: usize,
+    inputs: usize,
 }
 
 struct OwnedNorm {
@@ -25,41 +28,60 @@ struct OwnedNorm {
 
 /// Arrays that are read during one call.
 struct ReadProduct<'py> {
-    matrix: PyReadonlyArray2<'py, u16>,
+    parts: Vec<PyReadonlyArray2<'py, u16>>,
     bias: Option<PyReadonlyArray1<'py, u16>>,
+    inputs: usize,
 }
 
 impl OwnedProduct {
-    /// Checks `(matrix [outputs, inputs], bias [outputs])`.
-    fn new(what: &str, (matrix, bias): Product<'_>) -> PyResult<Self> {
-        let (outputs, inputs) = (matrix.shape()[0], matrix.shape()[1]);
-        if inputs == 0 || !inputs.is_multiple_of(2) || outputs == 0 || !matrix.is_c_contiguous() {
-            let given = format!("{what} of {outputs} outputs and {inputs} inputs");
-            return Err(PyValueError::new_err(format!("{given}: an even number of inputs is taken, and whole rows")));
+    /// Checks `(parts [outputs, inputs], bias [outputs])`.
+    fn new(what: &str, (parts, bias): Product<'_>) -> PyResult<Self> {
+        let inputs = parts.first().map_or(0, |part| part.shape()[1]);
+        let mut outputs = 0;
+        for part in &parts {
+            let count = part.shape()[0];
+            require(&format!("inputs of a part of {what}"), inputs, part.shape()[1])?;
+            if inputs == 0 || !inputs.is_multiple_of(2) || count == 0 || !part.is_c_contiguous() {
+                let given = format!("{what} of {count} outputs and {inputs} inputs");
+                return Err(PyValueError::new_err(format!(
+                    "{given}: an even number of inputs is taken, and whole rows"
+                )));
+            }
+            require_pairs(what, part.data())?;
+            outputs += count;
+        }
+        if outputs == 0 {
+            return Err(PyValueError::new_err(format!("{what} has one part at least")));
         }
         if let Some(bias) = &bias {
             require(&format!("elements of the bias of {what}"), outputs, bias.len())?;
         }
-        Ok(Self { matrix: matrix.unbind(), bias: bias.map(Bound::unbind) })
+        let parts = parts.into_iter().map(Bound::unbind).collect();
+        Ok(Self { parts, bias: bias.map(Bound::unbind), outputs, inputs })
     }
 
-    fn shape(&self, py: Python<'_>) -> (usize, usize) {
-        let shape = self.matrix.bind(py).shape();
-        (shape[0], shape[1])
+    fn shape(&self) -> (usize, usize) {
+        (self.outputs, self.inputs)
     }
 
     fn read<'py>(&self, py: Python<'py>) -> ReadProduct<'py> {
         ReadProduct {
-            matrix: self.matrix.bind(py).readonly(),
+            parts: self.parts.iter().map(|part| part.bind(py).readonly()).collect(),
             bias: self.bias.as_ref().map(|bias| bias.bind(py).readonly()),
+            inputs: self.inputs,
         }
     }
 }
 
 impl ReadProduct<'_> {
-    fn weight(&self) -> PyResult<Weight<'_>> {
+    fn parts(&self) -> PyResult<Vec<&[u16]>> {
+        Ok(self.parts.iter().map(|part| part.as_slice()).collect::<Result<_, _>>()?)
+    }
+
+    /// With `parts` as this gave them.
+    fn weight<'a>(&'a self, parts: &'a [&'a [u16]]) -> PyResult<Weight<'a>> {
         let bias = self.bias.as_ref().map(|bias| bias.as_slice()).transpose()?;
-        Ok(Weight { matrix: self.matrix.as_slice()?, bias, inputs: self.matrix.shape()[1] })
+        Ok(Weight { parts, bias, inputs: self.inputs })
     }
 }
 
@@ -103,9 +125,8 @@ pub(crate) struct FeedForwardBlock {
 impl FeedForwardBlock {
     #[new]
     fn new(norm: Bound<'_, PyArray1<u16>>, epsilon: f32, gate_up: Product<'_>, down: Product<'_>) -> PyResult<Self> {
-        let py = norm.py();
         let (gate_up, down) = (OwnedProduct::new("gate and up", gate_up)?, OwnedProduct::new("down", down)?);
-        let ((wide, width), (outputs, inner)) = (gate_up.shape(py), down.shape(py));
+        let ((wide, width), (outputs, inner)) = (gate_up.shape(), down.shape());
         require("columns of the norm", width, norm.len())?;
         require("outputs of gate and up", 2 * inner, wide)?;
         require("outputs of down", width, outputs)?;
@@ -121,7 +142,7 @@ impl FeedForwardBlock {
         output: PyReadwriteArray2<'_, u16>,
     ) -> PyResult<()> {
         let mut stream = Stream { x, added, output };
-        stream.check(self.gate_up.shape(py).1)?;
+        stream.check(self.gate_up.shape().1)?;
         let added = stream.added.as_ref().map(|added| added.as_slice()).transpose()?;
         self.run(py, stream.x.as_slice_mut()?, added, stream.output.as_slice_mut()?)
     }
@@ -137,10 +158,11 @@ impl FeedForwardBlock {
     fn run(&mut self, py: Python<'_>, x: &mut [u16], added: Option<&[u16]>, output: &mut [u16]) -> PyResult<()> {
         let weight = self.norm.weight.bind(py).readonly();
         let (gate_up, down) = (self.gate_up.read(py), self.down.read(py));
+        let (gate_up_parts, down_parts) = (gate_up.parts()?, down.parts()?);
         let block = GatedMlp {
             norm: Norm { weight: weight.as_slice()?, epsilon: self.norm.epsilon },
-            gate_up: gate_up.weight()?,
-            down: down.weight()?,
+            gate_up: gate_up.weight(&gate_up_parts)?,
+            down: down.weight(&down_parts)?,
         };
         let scratch = &mut self.scratch;
         py.detach(|| block.apply(x, added, scratch, output));
@@ -192,9 +214,8 @@ impl AttentionBlock {
         output: Product<'_>,
         head_norm: Option<(Bound<'_, PyArray1<u16>>, f32)>,
     ) -> PyResult<Self> {
-        let py = norm.py();
         let (qkv, output) = (OwnedProduct::new("qkv", qkv)?, OwnedProduct::new("output", output)?);
-        let ((columns, width), (outputs, attended)) = (qkv.shape(py), output.shape(py));
+        let ((columns, width), (outputs, attended)) = (qkv.shape(), output.shape());
         if head_count == 0 || kv_head_count == 0 || !attended.is_multiple_of(head_count) {
             let given = format!("{attended} inputs of output for {head_count} heads, {kv_head_count} of them cached");
             return Err(PyValueError::new_err(given));
@@ -231,7 +252,7 @@ impl AttentionBlock {
         output: PyReadwriteArray2<'_, u16>,
     ) -> PyResult<()> {
         let mut stream = Stream { x, added, output };
-        stream.check(self.qkv.shape(py).1)?;
+        stream.check(self.qkv.shape().1)?;
         let angles = Angles::of(stream.x.shape()[0], &cos, &sin)?;
         let added = stream.added.as_ref().map(|added| added.as_slice()).transpose()?;
         self.run(py, attention, angles, stream.x.as_slice_mut()?, added, stream.output.as_slice_mut()?)
@@ -266,14 +287,15 @@ impl AttentionBlock {
             None => None,
         };
         let (qkv, behind) = (self.qkv.read(py), self.output.read(py));
+        let (qkv_parts, behind_parts) = (qkv.parts()?, behind.parts()?);
         let block = SelfAttention {
             norm: Norm { weight: weight.as_slice()?, epsilon: self.norm.epsilon },
-            qkv: qkv.weight()?,
+            qkv: qkv.weight(&qkv_parts)?,
             rotation,
             head_norm,
             shape: self.shape,
             window: self.window,
-            output: behind.weight()?,
+            output: behind.weight(&behind_parts)?,
         };
         let scratch = &mut self.scratch;
         attention.with_layer(py, self.layer, tokens, self.shape, |attention, cache| {
@@ -296,7 +318,7 @@ impl LayerStack {
     #[new]
     fn new(py: Python<'_>, layers: Vec<(Py<AttentionBlock>, Py<FeedForwardBlock>)>) -> PyResult<Self> {
         let width = |layer: &(Py<AttentionBlock>, Py<FeedForwardBlock>)| {
-            (layer.0.borrow(py).qkv.shape(py).1, layer.1.borrow(py).gate_up.shape(py).1)
+            (layer.0.borrow(py).qkv.shape().1, layer.1.borrow(py).gate_up.shape().1)
         };
         let first = layers.first().ok_or_else(|| PyValueError::new_err("a stack has one layer at least"))?;
         let expected = width(first).0;

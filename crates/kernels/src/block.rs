@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::linear::outputs_of;
 use crate::{Attention, HeadNorm, Heads, Rotation, Shape, gate, linear, rms_norm, rotate};
 
 /// The norm before a half of a layer.
@@ -18,8 +19,8 @@ pub struct Norm<'a> {
 /// A weight `[outputs, inputs]` with its bias, in bfloat16.
 #[derive(Clone, Copy, Debug)]
 pub struct Weight<'a> {
-    /// The matrix.
-    pub matrix: &'a [u16],
+    /// The matrix, in parts whose outputs follow each other.
+    pub parts: &'a [&'a [u16]],
     /// One number for each output.
     pub bias: Option<&'a [u16]>,
     /// Inputs of each output.
@@ -29,11 +30,11 @@ pub struct Weight<'a> {
 impl Weight<'_> {
     /// Outputs of a row.
     pub fn outputs(&self) -> usize {
-        self.matrix.len() / self.inputs
+        outputs_of(self.parts, self.inputs)
     }
 
     fn multiply(&self, x: &[u16], product: &mut [u16]) {
-        linear(x, self.matrix, self.bias, self.inputs, product);
+        linear(x, self.parts, self.bias, self.inputs, product);
     }
 }
 

@@ -5,6 +5,8 @@
 //! the processor fetches ahead of each other, and each weight is widened once for a few rows. The sums of a row are added up
 //! in one order, whatever rows it comes with.
 
+use std::ops::Range;
+
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::{Element, crew, matrix};
@@ -18,27 +20,31 @@ const UPPER: u32 = 0xffff_0000;
 /// Vectors begin on lines of the cache: so many fp32.
 const LINE: usize = 16;
 
-/// `x @ weight.T + bias` of bfloat16: `x [rows, inputs]`, `weight [outputs, inputs]` and `bias [outputs]` give
+/// `x @ weight.T + bias` of bfloat16: `x [rows, inputs]`, a weight `[outputs, inputs]` and `bias [outputs]` give
 /// `product [rows, outputs]`, added up in fp32.
 ///
+/// The weight comes in parts, whole rows each, whose outputs follow each other; the bits are those of one weight, if
+/// matrix instructions take every part or none.
+///
 /// # Panics
-/// If `inputs` is odd or 0, or lengths do not fit each other.
-pub fn linear(x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
-    linear_with(None, x, weight, bias, inputs, product);
+/// If `inputs` is odd or 0, lengths do not fit each other, or a part does not begin at a multiple of four bytes.
+pub fn linear(x: &[u16], parts: &[&[u16]], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
+    linear_with(None, x, parts, bias, inputs, product);
 }
 
 /// With matrix instructions where they serve, or with vectors of `arch`.
 fn linear_with(
     arch: Option<Arch>,
     x: &[u16],
-    weight: &[u16],
+    parts: &[&[u16]],
     bias: Option<&[u16]>,
     inputs: usize,
     product: &mut [u16],
 ) {
     assert!(inputs > 0 && inputs.is_multiple_of(2), "inputs come in pairs");
-    assert!(x.len().is_multiple_of(inputs) && weight.len().is_multiple_of(inputs), "whole rows");
-    let (rows, outputs) = (x.len() / inputs, weight.len() / inputs);
+    assert!(x.len().is_multiple_of(inputs), "whole rows");
+    assert!(parts.iter().all(|part| part.len().is_multiple_of(inputs)), "whole rows of weights");
+    let (rows, outputs) = (x.len() / inputs, outputs_of(parts, inputs));
     assert_eq!(product.len(), rows * outputs, "elements of the product");
     if let Some(bias) = bias {
         assert_eq!(bias.len(), outputs, "elements of the bias");
@@ -46,19 +52,68 @@ fn linear_with(
     if product.is_empty() {
         return;
     }
-    if arch.is_none() && matrix::takes(outputs, inputs) {
-        return matrix::multiply(x, weight, bias, inputs, product);
+    if arch.is_none() && parts.iter().all(|part| matrix::takes(part.len() / inputs, inputs)) {
+        return matrix::multiply(x, parts, bias, inputs, product);
     }
     let arch = arch.unwrap_or_default();
     let wide = arch.dispatch(Widen { x, inputs });
-    let part = outputs.div_ceil(crew::parts(outputs, weight.len())).next_multiple_of(LINE);
-    let bands = crew::bands(outputs, part);
-    let shares = crew::columns(product, outputs, &bands).into_iter().zip(bands).map(|(product, band)| {
-        let bias = bias.map(|bias| &bias[band.clone()]);
-        let (wide, weight) = (&wide, &weight[band.start * inputs..band.end * inputs]);
-        move || arch.dispatch(Multiply { wide, weight, bias, inputs, product })
+    let band = outputs.div_ceil(crew::parts(outputs, outputs * inputs)).next_multiple_of(LINE);
+    let shares = shares(parts, bias, inputs, product, crew::bands(outputs, band)).into_iter().map(|share| {
+        let wide = &wide;
+        move || {
+            for Section { weight, bias, product } in share {
+                arch.dispatch(Multiply { wide, weight, bias, inputs, product });
+            }
+        }
     });
     crew::run(shares);
+}
+
+/// Outputs of all `parts` of a weight.
+pub(crate) fn outputs_of(parts: &[&[u16]], inputs: usize) -> usize {
+    parts.iter().map(|part| part.len() / inputs).sum()
+}
+
+/// Outputs of one thread that lie side by side in one part of the weight.
+pub(crate) struct Section<'a, 'b> {
+    pub(crate) weight: &'a [u16],
+    pub(crate) bias: Option<&'a [u16]>,
+    // Of each row.
+    pub(crate) product: Vec<&'b mut [u16]>,
+}
+
+/// What each thread computes if `bands` of outputs, which follow each other, are shared out.
+pub(crate) fn shares<'a, 'b>(
+    parts: &[&'a [u16]],
+    bias: Option<&'a [u16]>,
+    inputs: usize,
+    product: &'b mut [u16],
+    bands: impl Iterator<Item = Range<usize>>,
+) -> Vec<Vec<Section<'a, 'b>>> {
+    let mut sections = Vec::with_capacity(parts.len() + 1);
+    let mut weights = Vec::with_capacity(parts.len() + 1);
+    let mut counts = Vec::new();
+    for band in bands {
+        let before = sections.len();
+        let mut first = 0;
+        for part in parts {
+            let end = first + part.len() / inputs;
+            let section = band.start.max(first)..band.end.min(end);
+            if !section.is_empty() {
+                weights.push(&part[(section.start - first) * inputs..(section.end - first) * inputs]);
+                sections.push(section);
+            }
+            first = end;
+        }
+        counts.push(sections.len() - before);
+    }
+    let products = crew::columns(product, outputs_of(parts, inputs), &sections.iter().cloned());
+    let mut ready = products.into_iter().zip(weights).zip(sections).map(|((product, weight), section)| Section {
+        weight,
+        bias: bias.map(|bias| &bias[section]),
+        product,
+    });
+    counts.into_iter().map(|count| ready.by_ref().take(count).collect()).collect()
 }
 
 /// Rows as fp32, in groups of those that are multiplied side by side. A group has, for each vector of words of the
@@ -234,7 +289,7 @@ pub(crate) mod tests {
     use pulp::Arch;
 
     use super::linear_with;
-    use crate::Element;
+    use crate::{Element, matrix};
 
     /// Repeatable numbers between -1 and 1.
     pub(crate) fn numbers(count: usize, seed: u64) -> Vec<u16> {
@@ -264,8 +319,20 @@ pub(crate) mod tests {
 
     fn product(arch: Option<Arch>, x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize) -> Vec<u16> {
         let mut product = vec![0x7fc0; x.len() / inputs * (weight.len() / inputs)];
-        linear_with(arch, x, weight, bias, inputs, &mut product);
+        linear_with(arch, x, &[weight], bias, inputs, &mut product);
         product
+    }
+
+    fn product_of_parts(arch: Option<Arch>, x: &[u16], parts: &[&[u16]], bias: &[u16], inputs: usize) -> Vec<u16> {
+        let mut product = vec![0x7fc0; x.len() / inputs * bias.len()];
+        linear_with(arch, x, parts, Some(bias), inputs, &mut product);
+        product
+    }
+
+    /// A weight cut into parts of so many outputs.
+    pub(crate) fn cut<'a>(mut weight: &'a [u16], inputs: usize, sizes: &[usize]) -> Vec<&'a [u16]> {
+        let part = |size: &usize| weight.split_off(..size * inputs).expect("as many as the parts have");
+        sizes.iter().map(part).collect()
     }
 
     proptest! {
@@ -284,6 +351,25 @@ pub(crate) mod tests {
                     prop_assert_eq!(&product(arch, row, &weight, bias, inputs)[..], got);
                     check(row, &weight, bias, inputs, got);
                 }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn parts_of_a_weight_give_the_bits_of_the_whole(
+            sizes in prop::collection::vec(1_usize..300, 1..5), pairs in 1_usize..90, rows in 1_usize..6,
+        ) {
+            let (inputs, outputs) = (2 * pairs, sizes.iter().sum::<usize>());
+            let (x, weight, bias) = (numbers(rows * inputs, 1), numbers(outputs * inputs, 2), numbers(outputs, 3));
+            let parts = cut(&weight, inputs, &sizes);
+            // With matrix instructions if they take all: the bits of vectors are others.
+            let is_one = sizes.iter().all(|&size| matrix::takes(size, inputs)) == matrix::takes(outputs, inputs);
+            for arch in archs().into_iter().filter(|arch| arch.is_some() || is_one) {
+                let whole = product(arch, &x, &weight, Some(&bias), inputs);
+                prop_assert_eq!(product_of_parts(arch, &x, &parts, &bias, inputs), whole);
             }
         }
     }

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use paceline_tiles::{INPUTS, Lines, SIDE, Square, Tiles};
 
+use crate::linear::{Section, outputs_of, shares};
 use crate::{Element, crew};
 
 /// Outputs that are multiplied side by side.
@@ -33,22 +34,45 @@ pub(crate) fn takes(outputs: usize, inputs: usize) -> bool {
     outputs >= SIDE && inputs > 0 && inputs.is_multiple_of(INPUTS) && has_matrix_instructions()
 }
 
-/// `x @ weight.T + bias`, for shapes that [`takes`] allows.
+/// `x @ weight.T + bias`, for parts of a weight of shapes that [`takes`] allows, whose outputs follow each other.
 ///
 /// # Panics
 /// If lengths do not fit each other, or there are no matrix instructions.
-pub(crate) fn multiply(x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
-    let outputs = weight.len() / inputs;
+pub(crate) fn multiply(x: &[u16], parts: &[&[u16]], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
+    let outputs = outputs_of(parts, inputs);
     let rows_max = (SQUARES_MAX / (inputs / INPUTS)).max(2) * SIDE;
     let tiles = Tiles::new().expect("the instructions were asked for");
+    let count = crew::parts((outputs / SHARE).max(1), outputs * inputs);
     let mut squares = SQUARES.take();
     for (x, product) in x.chunks(rows_max * inputs).zip(product.chunks_mut(rows_max * outputs)) {
         squares.clear();
         pack(&tiles, x, inputs, &mut squares);
         let squares = &squares[..];
-        crew::run(shares(weight, bias, inputs, product).map(|mut share| move || share.multiply(squares)));
+        let shares = shares(parts, bias, inputs, product, bands(parts, inputs, count))
+            .into_iter()
+            .map(|share| move || share.into_iter().for_each(|section| Work { section, inputs }.multiply(squares)));
+        crew::run(shares);
     }
     SQUARES.set(squares);
+}
+
+/// The outputs, divided among threads: at multiples of [`OUTPUTS`] in a part, and at its end rather than shortly before.
+fn bands(parts: &[&[u16]], inputs: usize, count: usize) -> impl Iterator<Item = Range<usize>> {
+    let outputs = outputs_of(parts, inputs);
+    let start = move |band: usize| {
+        let mut first = 0;
+        for part in parts {
+            let size = part.len() / inputs;
+            let Some(inside) = (outputs * band / count).checked_sub(first).filter(|&inside| inside < size) else {
+                first += size;
+                continue;
+            };
+            let inside = inside / OUTPUTS * OUTPUTS;
+            return first + if size - inside < SIDE { size } else { inside };
+        }
+        outputs
+    };
+    (0..count).map(move |band| start(band)..start(band + 1))
 }
 
 /// Adds squares of `x [rows, inputs]`: for each sixteen rows, one for each line of inputs. Rows that are not there are 0.
@@ -69,38 +93,16 @@ pub(crate) fn pack(tiles: &Tiles, x: &[u16], inputs: usize, squares: &mut Vec<Sq
     }
 }
 
-/// Some outputs of every row: what one thread computes.
-struct Share<'a, 'b> {
-    weight: &'a [u16],
-    bias: Option<&'a [u16]>,
+/// Some outputs of every row.
+struct Work<'a, 'b> {
+    section: Section<'a, 'b>,
     inputs: usize,
-    // Of each row.
-    product: Vec<&'b mut [u16]>,
 }
 
-/// The outputs, divided among threads.
-fn shares<'a, 'b>(
-    weight: &'a [u16],
-    bias: Option<&'a [u16]>,
-    inputs: usize,
-    product: &'b mut [u16],
-) -> impl Iterator<Item = Share<'a, 'b>> {
-    let outputs = weight.len() / inputs;
-    let count = crew::parts((outputs / SHARE).max(1), weight.len());
-    let start = move |part: usize| if part == count { outputs } else { outputs * part / count / OUTPUTS * OUTPUTS };
-    let ranges = (0..count).map(move |part| start(part)..start(part + 1));
-    crew::columns(product, outputs, &ranges).into_iter().zip(ranges).map(move |(product, Range { start, end })| Share {
-        weight: &weight[start * inputs..end * inputs],
-        bias: bias.map(|bias| &bias[start..end]),
-        inputs,
-        product,
-    })
-}
-
-impl Share<'_, '_> {
-    fn multiply(&mut self, squares: &[Square]) {
+impl Work<'_, '_> {
+    fn multiply(mut self, squares: &[Square]) {
         let mut tiles = Tiles::new().expect("the instructions were asked for");
-        let outputs = self.weight.len() / self.inputs;
+        let outputs = self.section.weight.len() / self.inputs;
         for first in (0..outputs).step_by(OUTPUTS) {
             // The last ones are taken together with some before them, which come out the same once more.
             let starts = [first, first + SIDE].map(|start| start.min(outputs - SIDE));
@@ -110,12 +112,12 @@ impl Share<'_, '_> {
 
     /// Twice sixteen outputs of all rows.
     fn outputs(&mut self, tiles: &mut Tiles, starts: [usize; 2], squares: &[Square]) {
-        let weights = starts.map(|start| &self.weight[start * self.inputs..][..SIDE * self.inputs]);
+        let weights = starts.map(|start| &self.section.weight[start * self.inputs..][..SIDE * self.inputs]);
         let biases = starts.map(|start| self.bias_of(start));
         let lines = self.inputs / INPUTS;
         let mut sums = [Square::ZERO; 4];
         // What follows is fetched while these are read for the first time.
-        let mut next = self.weight.get((starts[0] + OUTPUTS) * self.inputs..);
+        let mut next = self.section.weight.get((starts[0] + OUTPUTS) * self.inputs..);
         for (index, pair) in squares.chunks(2 * lines).enumerate() {
             let row = index * 2 * SIDE;
             let (x, y) = pair.split_at(lines);
@@ -132,7 +134,7 @@ impl Share<'_, '_> {
     }
 
     fn bias_of(&self, start: usize) -> [f32; SIDE] {
-        let Some(bias) = self.bias else { return [0.0; SIDE] };
+        let Some(bias) = self.section.bias else { return [0.0; SIDE] };
         std::array::from_fn(|index| bias[start + index].to_f32())
     }
 
@@ -147,7 +149,7 @@ impl Share<'_, '_> {
     ) {
         let mut lines = Lines::ZERO;
         tiles.round(sums, biases, &mut lines);
-        let rows = self.product[row..].iter_mut().zip(&lines.0);
+        let rows = self.section.product[row..].iter_mut().zip(&lines.0);
         if second == first + SIDE {
             // A line of the cache is written at once.
             rows.for_each(|(product, line)| product[first..first + OUTPUTS].copy_from_slice(line));
@@ -164,12 +166,12 @@ impl Share<'_, '_> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{INPUTS, SIDE, SQUARES_MAX, multiply, takes};
-    use crate::linear::tests::{check, numbers};
+    use super::{INPUTS, SIDE, SQUARES_MAX, bands, multiply, shares, takes};
+    use crate::linear::tests::{check, cut, numbers};
 
     fn product(x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize) -> Vec<u16> {
         let mut product = vec![0x7fc0; x.len() / inputs * (weight.len() / inputs)];
-        multiply(x, weight, bias, inputs, &mut product);
+        multiply(x, &[weight], bias, inputs, &mut product);
         product
     }
 
@@ -190,6 +192,30 @@ mod tests {
             for (row, got) in x.chunks_exact(inputs).zip(together.chunks_exact(outputs)) {
                 prop_assert_eq!(&product(row, &weight, bias, inputs)[..], got);
                 check(row, &weight, bias, inputs, got);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn parts_give_the_bits_of_the_whole_and_threads_get_no_less_of_one_than_a_tile(
+            sizes in prop::collection::vec(SIDE..200, 1..5), rows in 1_usize..40, count in 1_usize..8,
+        ) {
+            let (inputs, outputs) = (INPUTS, sizes.iter().sum::<usize>());
+            let (x, weight, bias) = (numbers(rows * inputs, 1), numbers(outputs * inputs, 2), numbers(outputs, 3));
+            let parts = cut(&weight, inputs, &sizes);
+            let shared: Vec<_> = bands(&parts, inputs, count).collect();
+            prop_assert_eq!((shared[0].start, shared[count - 1].end), (0, outputs));
+            prop_assert!(shared.windows(2).all(|pair| pair[0].end == pair[1].start));
+            let mut memory = vec![0; outputs];
+            let sections = shares(&parts, None, inputs, &mut memory, shared.into_iter());
+            prop_assert!(sections.iter().flatten().all(|section| section.weight.len() >= SIDE * inputs));
+            if takes(outputs, inputs) {
+                let mut product = vec![0x7fc0; rows * outputs];
+                multiply(&x, &parts, Some(&bias), inputs, &mut product);
+                prop_assert_eq!(product, super::tests::product(&x, &weight, Some(&bias), inputs));
             }
         }
     }

@@ -2,13 +2,14 @@
 
 On CPUs the weight is laid out once for oneDNN's matrix kernels where torch offers that: it halves the time of the large
 products. Products of few rows are bound by reading the weights, and a kernel of our own reads them twice as fast, as the
-checkpoint has them: in bfloat16 that layout is kept too. The result is the same matrix product; only the order of its sums
-differs. With
-int8 weights it is another product, of half the bytes; see `paceline.layers.int8`.
+checkpoint has them: in bfloat16 it reads the checkpoint's mapped pages, or a copy where there is none to read. The result
+is the same matrix product; only the order of its sums differs. With int8 weights it is another product, of half the
+bytes; see `paceline.layers.int8`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +43,12 @@ TILE_ROWS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class PlainProduct:
-    """A bfloat16 weight `[out, in]` and its bias `[out]` as arrays of bits, for products of at most `rows_max` rows."""
+    """A bfloat16 weight and its bias `[out]` as arrays of bits, for products of at most `rows_max` rows.
 
-    weight: NDArray[np.uint16]
+    The weight's parts `[out, in]` follow each other in the outputs.
+    """
+
+    parts: list[NDArray[np.uint16]]
     bias: NDArray[np.uint16] | None
     rows_max: int
 
@@ -66,25 +70,28 @@ class Linear:
 
     def __init__(
         self,
-        weight: Tensor,
+        weight: Tensor | Sequence[Tensor],
         bias: Tensor | None = None,
         *,
         pack: bool = False,
         is_shared: bool = False,
         quantization: Quantization = Quantization.NONE,
     ) -> None:
-        """Take `weight [out, in]` and `bias [out]`. With `pack`, keep the CPU's layouts and free `weight`.
+        """Take `weight [out, in]`, or parts of it that follow each other in the outputs, and `bias [out]`.
 
-        `is_shared` says that others hold `weight` anyway, so that no copy of it is needed. With int8, keep
+        With `pack`, keep the CPU's layouts and free the weight. `is_shared` says that its memory is a mapped file's, or
+        that others hold it anyway, so that no copy of it is needed. With int8, keep
         bytes with a factor for each output: a row of `x` is then quantised too, with a factor of its own.
         """
+        parts = [weight] if isinstance(weight, Tensor) else list(weight)
+        weight = parts[0] if len(parts) == 1 else torch.cat(parts)
         self.out_features, self.in_features = weight.shape
         self.bias = bias
         self._packed: Tensor | None = None
         self._int8: Int8Weight | None = None
         self.weight: Tensor | None = weight
         # The arrays that our kernel takes, and for how many rows.
-        self._plain: NDArray[Any] | None = None
+        self._plain: list[NDArray[Any]] | None = None
         self._bias_array: NDArray[Any] | None = None
         self._plain_rows_max = TILE_ROWS_MAX if are_tiles(weight) else PLAIN_ROWS_MAX
         if quantization is Quantization.INT8:
@@ -92,8 +99,7 @@ class Linear:
             self.weight = None
         elif pack and can_pack(weight):
             if can_stay_plain(weight):
-                plain = weight.contiguous() if is_shared else PLAIN_WEIGHTS.keep(weight)
-                self._plain = None if plain is None else array_of(plain)
+                self._plain = _plain_parts(weight, parts if is_shared else [])
                 self._bias_array = None if bias is None else array_of(bias)
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
             self.weight = None
@@ -118,6 +124,15 @@ class Linear:
             return product
         assert self.weight is not None
         return functional.linear(x, self.weight, self.bias)
+
+
+def _plain_parts(weight: Tensor, shared: list[Tensor]) -> list[NDArray[Any]] | None:
+    """What our kernel reads: `shared`, the parts of `weight`, if they need no copy; `None` if there is no room for one."""
+    # Instructions that take a part must be those that would take the whole: the bits of others differ.
+    if shared and all(are_tiles(part) == are_tiles(weight) for part in shared):
+        return [PLAIN_WEIGHTS.share(array_of(part.contiguous())) for part in shared]
+    copy = PLAIN_WEIGHTS.keep(weight)
+    return None if copy is None else [array_of(copy)]
 
 
 def can_stay_plain(weight: Tensor) -> bool:

@@ -1,17 +1,20 @@
 """Weights as a checkpoint stores them, kept beside the layout of oneDNN: what products of a few rows read.
 
-They lie side by side in huge pages, which a processor reads ahead of use further than small ones.
+Most are the checkpoint's own pages, mapped. Copies of those that had to be converted, cut by columns or joined lie side by
+side in huge pages.
 """
 
 from __future__ import annotations
 
 import mmap
 import weakref
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-# Both layouts are kept of so much; what is loaded beyond that is kept in oneDNN's only. The demo takes 0.2 GiB.
+# So much is copied; what is loaded beyond that is kept in oneDNN's layout only.
 KEPT_BYTES_MAX = 2 << 30
 _SLAB_BYTES = 64 << 20
 _HUGE_PAGE_BYTES = 2 << 20
@@ -26,6 +29,7 @@ class PlainWeights:
         """Hold at most `bytes_max` at a time."""
         self._bytes_max = bytes_max
         self._held_bytes = 0
+        self._shared_bytes = 0
         self._slab: weakref.ref[mmap.mmap] | None = None
         self._used_bytes = 0
 
@@ -33,6 +37,17 @@ class PlainWeights:
     def held_bytes(self) -> int:
         """Bytes that are taken from the machine now."""
         return self._held_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of weights that are read where they lie, in a mapped file or an embedding."""
+        return self._shared_bytes
+
+    def share(self, weight: NDArray[Any]) -> NDArray[Any]:
+        """Count `weight`, of which no copy is needed, for as long as it is used."""
+        self._shared_bytes += weight.nbytes
+        weakref.finalize(weight, self._leave, weight.nbytes)
+        return weight
 
     def keep(self, weight: Tensor) -> Tensor | None:
         """Copy `weight`, on a CPU; gives the copy, or `None` where there is no room for it."""
@@ -59,6 +74,9 @@ class PlainWeights:
 
     def _release(self, size: int) -> None:
         self._held_bytes -= size
+
+    def _leave(self, size: int) -> None:
+        self._shared_bytes -= size
 
 
 PLAIN_WEIGHTS = PlainWeights()

@@ -148,18 +148,24 @@ def _read_vocabulary(source: Source) -> tuple[Embedding, OutputHead]:
     part = parallel.tp.range_of(config.vocab_size)
     missing = -(-config.vocab_size // parallel.tp.count) - len(part)
 
-    def read(name: str) -> Tensor:
-        matrix = weights.take(name, (config.vocab_size, config.hidden_size), Cut(0, part))
-        return functional.pad(matrix, (0, 0, 0, missing)) if missing else matrix
+    def read(name: str, *, is_kept: bool) -> tuple[Tensor, bool]:
+        """A matrix, and whether its memory is the checkpoint's."""
+        place = (name, (config.vocab_size, config.hidden_size), Cut(0, part))
+        view = weights.view(*place) if is_kept and not missing else None
+        if view is not None:
+            return view, True
+        matrix = weights.take(*place)
+        return functional.pad(matrix, (0, 0, 0, missing)) if missing else matrix, False
 
-    embedding = read("model.embed_tokens.weight")
+    # A file of which only this were left would stay mapped for it.
+    embedding, is_mapped = read("model.embed_tokens.weight", is_kept=source.quantization is Quantization.NONE)
     if config.tie_word_embeddings:
         weights.leave("lm_head.weight")
         head = embedding
     else:
-        head = read("lm_head.weight")
+        head, is_mapped = read("lm_head.weight", is_kept=True)
     bias = None
     if config.head_bias:
         bias = functional.pad(weights.take("lm_head.bias", (config.vocab_size,), Cut(0, part)), (0, missing))
-    linear = source.linear(head, bias, is_shared=config.tie_word_embeddings)
+    linear = source.linear(head, bias, is_shared=is_mapped or config.tie_word_embeddings)
     return Embedding(embedding, part.start, parallel), OutputHead(linear, config.vocab_size, parallel)

@@ -24,7 +24,7 @@ class Source:
     parallel: Parallel
     quantization: Quantization = Quantization.NONE
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None, *, is_shared: bool = False) -> Linear:
+    def linear(self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, is_shared: bool = False) -> Linear:
         """A layer of `weight [out, in]` that was read, in the form that the model runs it in; see `Linear` for the rest."""
         return Linear(weight, bias, pack=True, is_shared=is_shared, quantization=self.quantization)
 
@@ -39,24 +39,30 @@ class Source:
 
     def output_cut(self, parts: Sequence[tuple[str, int, range]], in_size: int, *, bias: bool = False) -> Linear:
         """Fuse matrices `NAME.weight [size, in_size]`, of each the rows in a range: its outputs are this worker's only."""
-        weight = self.weights.take_fused([(f"{name}.weight", (size, in_size), Cut(0, rows)) for name, size, rows in parts])
+        places = [(f"{name}.weight", (size, in_size), Cut(0, rows)) for name, size, rows in parts]
         fused_bias = None
         if bias:
             fused_bias = self.weights.take_fused([(f"{name}.bias", (size,), Cut(0, rows)) for name, size, rows in parts])
-        return self.linear(weight, fused_bias)
+        views = [view for place in places if (view := self.weights.view(*place)) is not None]
+        if len(views) == len(places):
+            return self.linear(views, fused_bias, is_shared=True)
+        return self.linear(self.weights.take_fused(places), fused_bias)
 
     def input_cut(self, name: str, out_size: int, in_size: int, columns: range, *, bias: bool = False) -> Linear:
         """Read the `columns` of `NAME.weight [out_size, in_size]`: its outputs are to be summed over the tp workers.
 
         The bias must count once in that sum: the first worker adds it.
         """
-        weight = self.weights.take(f"{name}.weight", (out_size, in_size), Cut(1, columns))
+        place = (f"{name}.weight", (out_size, in_size), Cut(1, columns))
         first_bias = None
         if bias and self.parallel.tp.index == 0:
             first_bias = self.weights.take(f"{name}.bias", (out_size,))
         elif bias:
             self.weights.leave(f"{name}.bias")
-        return self.linear(weight, first_bias)
+        view = self.weights.view(*place)
+        if view is not None:
+            return self.linear(view, first_bias, is_shared=True)
+        return self.linear(self.weights.take(*place), first_bias)
 
 
 def scaled(part: range, size: int) -> range:

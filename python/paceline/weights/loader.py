@@ -20,6 +20,8 @@ _COMPUTED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")
 # A tensor in FP8 has a second one with a factor for each block of so many rows and columns.
 SCALE_SUFFIX = "_scale_inv"
 SCALE_BLOCK = 128
+# Files begin tensors where the ones before them end; our kernels read two numbers of bfloat16 at a time.
+_ALIGNMENT_BYTES = 4
 
 
 class WeightsError(UsageError):
@@ -80,8 +82,25 @@ class WeightReader:
         Raises `WeightsError`.
         """
         tensor = self._read(name, shape, cut)
-        # A copy of its own even where nothing is converted: the file's pages must not be the model's memory.
+        # A copy of its own even where nothing is converted: what is to stay in the file's pages is asked for by `view`.
         return tensor.to(device=self.device, dtype=dtype or self.dtype, copy=True).contiguous()
+
+    def view(self, name: str, shape: tuple[int, ...], cut: Cut | None = None) -> Tensor | None:
+        """Tensor `name` or rows of it as they lie in the file, mapped into memory: all workers of a machine share its pages.
+
+        Not to be written to. Gives `None`, and leaves the tensor untaken, where it is not of the model's type, or not
+        whole rows on a CPU. The pages outlive the reader, and the file's name: a checkpoint that is deleted, or replaced by
+        renaming another, does not matter. One that is written over or cut short in place is the model's ruin.
+        """
+        is_rows = cut is None or cut.dim == 0 or cut.part == range(shape[cut.dim])
+        if not is_rows or self.device.type != "cpu":
+            return None
+        view = self._open(name, shape)
+        tensor: Tensor = view[:] if cut is None or cut.dim else view[_index(cut)]
+        if tensor.dtype is not self.dtype or not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT_BYTES:
+            return None
+        self._settle(name)
+        return tensor
 
     def take_fused(self, parts: Sequence[tuple[str, tuple[int, ...], Cut | None]]) -> Tensor:
         """Read several tensors, each whole or cut, stacked along axis 0 in the order given. Raises `WeightsError`."""
