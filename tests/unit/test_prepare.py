@@ -249,7 +249,7 @@ def test_demo_is_made_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     import hashlib
 
     monkeypatch.setattr(demo, "GGUF_SHA256", hashlib.sha256((tmp_path / "tiny.gguf").read_bytes()).hexdigest())
-    abandoned = tmp_path / "cache" / "models" / "SmolLM2-135M-Instruct-v1.making-dead"
+    abandoned = tmp_path / "cache" / "models" / "SmolLM2-135M-Instruct-v2.making-dead"
     abandoned.mkdir(parents=True)
     folder = demo.prepare_demo(tmp_path / "cache")
     check_folder(folder)

@@ -63,7 +63,7 @@ def prepare_demo(cache: Path) -> Path:
     Safe to call from several processes at once: one makes it, the others wait. The folder appears whole or not at all.
     """
     # The last part tells apart folders that other versions of the conversion made.
-    folder = cache / "models" / f"{MODEL_NAME}-v1"
+    folder = cache / "models" / f"{MODEL_NAME}-v2"
     if folder.is_dir():
         return folder
     try:

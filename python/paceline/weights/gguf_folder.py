@@ -84,8 +84,8 @@ def write_bf16_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
         header[name] = {"dtype": "BF16", "shape": list(bits.shape), "data_offsets": [end, end + bits.nbytes]}
         end += bits.nbytes
     encoded = json.dumps(header, separators=(",", ":")).encode()
-    # The data begins at a multiple of 8 bytes.
-    encoded += b" " * (-len(encoded) % 8)
+    # The data begins on a line of the cache: weights are multiplied as they lie in the mapped file.
+    encoded += b" " * (-(8 + len(encoded)) % 64)
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little"))
         file.write(encoded)
