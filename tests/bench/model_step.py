@@ -104,6 +104,7 @@ class Bench:
         seen: list[tuple[Linear, torch.Tensor]] = []
         plain = Linear.__call__
         rows_max = [half.rows_max for half in self.halves]
+        stack, self.model.stack = self.model.stack, None
 
         def record(linear: Linear, x: torch.Tensor) -> torch.Tensor:
             seen.append((linear, x))
@@ -116,6 +117,7 @@ class Bench:
             self.step()
         finally:
             Linear.__call__ = plain  # type: ignore[method-assign]
+            self.model.stack = stack
             for half, rows in zip(self.halves, rows_max, strict=True):
                 half.rows_max = rows
         return seen

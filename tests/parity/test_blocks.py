@@ -36,10 +36,10 @@ def test_layers_in_one_call_give_the_bits_of_their_parts(case: str, tmp_path: Pa
     make_checkpoint(tmp_path, family, **fields)
     together, halves, apart = (PagedModel(tmp_path, torch.bfloat16) for _ in range(3))
     is_dense = all(layer.feed_forward_half for layer in together.model.decoder_layers)
-    assert together.model.has_stack == (HAS_BLOCKS and is_dense)
+    assert (together.model.stack is not None) == (HAS_BLOCKS and is_dense)
     assert all((layer.attention_half is not None) == HAS_BLOCKS for layer in together.model.decoder_layers)
-    halves.model.leave_stack()
-    apart.model.leave_stack()
+    halves.model.stack = None
+    apart.model.stack = None
     for layer in apart.model.decoder_layers:
         layer.attention_half = layer.feed_forward_half = None
     expected = run(apart)

@@ -207,17 +207,13 @@ impl Pass {
         let mut values = pool(py, &pools.values, self.layer)?.readwrite();
         let (kv_head_count, size) = (keys.shape()[0], keys.shape()[2]);
         require("columns of a value", size, values.shape()[2])?;
-        let row_width = heads.shape()[1];
-        require("columns of heads", (self.head_count + 2 * kv_head_count) * size, row_width)?;
+        require("columns of heads", (self.head_count + 2 * kv_head_count) * size, heads.shape()[1])?;
         self.check(attention, heads.shape()[0], kv_head_count, self.head_count * size, &output)?;
         let (data, output) = (heads.as_slice()?, output.as_slice_mut()?);
         let (keys, values) = (keys.as_slice_mut()?, values.as_slice_mut()?);
         let shape = Shape { head_count: self.head_count, kv_head_count, key_size: size, value_size: size };
         py.detach(|| {
-            let part = |first: usize| Heads { data, row_width, first: first * size };
-            attention.store(keys, kv_head_count, size, part(self.head_count));
-            attention.store(values, kv_head_count, size, part(self.head_count + kv_head_count));
-            attention.attend(shape, part(0), keys, Some(values), self.scale, self.window, self.query_len_max, output);
+            attention.attend_heads(shape, data, keys, values, self.scale, self.window, self.query_len_max, output);
         });
         Ok(())
     }

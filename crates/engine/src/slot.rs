@@ -169,17 +169,13 @@ impl TokenSink {
     }
 
     /// Adds tokens. They are dropped after the end.
-    pub fn tokens(&self, mut tokens: Vec<TokenOutput>) {
-        self.slot.update(|waiting| waiting.tokens.append(&mut tokens));
+    pub fn tokens(&self, tokens: Vec<TokenOutput>) {
+        self.fill(tokens, None).iter().for_each(Filled::tell);
     }
 
     /// Adds the last tokens and ends the request.
-    pub fn finish(&self, mut tokens: Vec<TokenOutput>, reason: FinishReason) {
-        self.slot.update(|waiting| {
-            waiting.tokens.append(&mut tokens);
-            waiting.end = Some(End::Finished(reason));
-            waiting.closed = true;
-        });
+    pub fn finish(&self, tokens: Vec<TokenOutput>, reason: FinishReason) {
+        self.fill(tokens, Some(reason)).iter().for_each(Filled::tell);
     }
 
     /// Adds tokens, the last ones if there is a reason, and leaves it to the caller to wake the reader. Nothing after

@@ -97,6 +97,31 @@ impl Attention {
         }
     }
 
+    /// Writes the keys and values in `heads [tokens, (head_count + 2 * kv_head_count) * size]`, which come behind the queries, and
+    /// attends; keys and values are of one `size`. The rest is as [`Self::attend`] takes it.
+    ///
+    /// # Panics
+    /// If a slice is shorter than the rows say.
+    #[expect(clippy::too_many_arguments, reason = "each is a tensor or a number of the layer")]
+    pub fn attend_heads<E: Element>(
+        &mut self,
+        shape: Shape,
+        heads: &[E],
+        keys: &mut [E],
+        values: &mut [E],
+        scale: f32,
+        window: usize,
+        query_len_max: usize,
+        output: &mut [E],
+    ) {
+        let Shape { head_count, kv_head_count, key_size: size, .. } = shape;
+        let row_width = (head_count + 2 * kv_head_count) * size;
+        let part = |first: usize| Heads { data: heads, row_width, first: first * size };
+        self.store(keys, kv_head_count, size, part(head_count));
+        self.store(values, kv_head_count, size, part(head_count + kv_head_count));
+        self.attend(shape, part(0), keys, Some(values), scale, window, query_len_max, output);
+    }
+
     /// Attends for every row of at most `query_len_max` queries; gives `[tokens, heads * value_size]` in `output`.
     ///
     /// Tokens that belong to no row get zeros, those of longer rows are left as they are. `keys` and `values` are pools

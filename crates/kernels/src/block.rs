@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use crate::linear::outputs_of;
-use crate::{Attention, HeadNorm, Heads, Rotation, Shape, gate, linear, rms_norm, rotate};
+use crate::{Attention, HeadNorm, Rotation, Shape, gate, linear, rms_norm, rotate};
 
 /// The norm before a half of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -142,12 +142,9 @@ impl SelfAttention<'_> {
         let rotated = shape.head_count + shape.kv_head_count;
         rotate(heads, row_width, rotated, shape.key_size, self.rotation, self.head_norm);
         watch.lap(&mut spent.rotation);
-        let part = |first: usize| Heads { data: &*heads, row_width, first: first * shape.key_size };
-        attention.store(keys, shape.kv_head_count, shape.key_size, part(shape.head_count));
-        attention.store(values, shape.kv_head_count, shape.key_size, part(rotated));
         let attended = resized(inner, tokens * self.output.inputs);
         let scale = (shape.key_size as f32).sqrt().recip();
-        attention.attend(shape, part(0), keys, Some(values), scale, self.window, usize::MAX, attended);
+        attention.attend_heads(shape, heads, keys, values, scale, self.window, usize::MAX, attended);
         watch.lap(&mut spent.attention);
         self.output.multiply(attended, output);
         watch.lap(&mut spent.products);

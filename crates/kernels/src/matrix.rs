@@ -45,7 +45,6 @@ pub(crate) fn multiply(x: &[u16], parts: &[&[u16]], bias: Option<&[u16]>, inputs
     let count = crew::parts((outputs / SHARE).max(1), outputs * inputs);
     let mut squares = SQUARES.take();
     for (x, product) in x.chunks(rows_max * inputs).zip(product.chunks_mut(rows_max * outputs)) {
-        squares.clear();
         pack(&tiles, x, inputs, &mut squares);
         let squares = &squares[..];
         let shares = shares(parts, bias, inputs, product, bands(parts, inputs, count))
@@ -75,20 +74,21 @@ fn bands(parts: &[&[u16]], inputs: usize, count: usize) -> impl Iterator<Item = 
     (0..count).map(move |band| start(band)..start(band + 1))
 }
 
-/// Adds squares of `x [rows, inputs]`: for each sixteen rows, one for each line of inputs. Rows that are not there are 0.
-pub(crate) fn pack(tiles: &Tiles, x: &[u16], inputs: usize, squares: &mut Vec<Square>) {
-    for rows in x.chunks(SIDE * inputs) {
-        for line in 0..inputs / INPUTS {
-            let mut words = Square::ZERO;
-            for (words, row) in words.0.iter_mut().zip(rows.chunks_exact(inputs)) {
-                let pairs = row[line * INPUTS..][..INPUTS].as_chunks::<2>().0;
-                for (word, pair) in words.iter_mut().zip(pairs) {
-                    *word = u32::from(pair[0]) | u32::from(pair[1]) << 16;
-                }
-            }
-            let mut square = Square::ZERO;
-            tiles.transpose(&words, &mut square);
-            squares.push(square);
+/// Makes `squares` of `x [rows, inputs]`: for each sixteen rows, one for each line of inputs. Rows that are not there are 0.
+fn pack(tiles: &Tiles, x: &[u16], inputs: usize, squares: &mut Vec<Square>) {
+    let lines = inputs / INPUTS;
+    squares.resize(x.len().div_ceil(SIDE * inputs) * lines, Square::ZERO);
+    for (rows, squares) in x.chunks(SIDE * inputs).zip(squares.chunks_exact_mut(lines)) {
+        let mut padded = Vec::new();
+        let rows = if rows.len() == SIDE * inputs {
+            rows
+        } else {
+            padded.extend_from_slice(rows);
+            padded.resize(SIDE * inputs, 0);
+            &padded
+        };
+        for (line, square) in squares.iter_mut().enumerate() {
+            tiles.turn(rows, inputs, line * INPUTS, square);
         }
     }
 }

@@ -46,8 +46,9 @@ struct RmsNorm<'a, E> {
 
 impl<E: Element> RmsNorm<'_, E> {
     fn with_vectors(self, vectors: Vectors) {
-        let halves = (E::halves_mut(self.x), E::halves(self.weight), E::halves_mut(self.normed));
-        let (Some(x), Some(weight), Some(normed)) = halves else { return };
+        let weight = E::halves(self.weight).expect("vectors are for bfloat16");
+        let x = E::halves_mut(self.x).expect("of the type of the weights");
+        let normed = E::halves_mut(self.normed).expect("of the type of the weights");
         let mut added = self.added.and_then(E::halves).map(|added| added.chunks_exact(weight.len()));
         for (row, normed) in x.chunks_exact_mut(weight.len()).zip(normed.chunks_exact_mut(weight.len())) {
             let squares = vectors.add(row, added.as_mut().and_then(Iterator::next));

@@ -1,9 +1,9 @@
 //! The matrix instructions of x86 processors (AMX) behind checked calls: products of bfloat16 with fp32 sums.
 //!
 //! The compiler has no names for these instructions yet, so that they are written in assembly. Vectors of bfloat16, which
-//! the same processors have, are here too. That is the only unchecked
-//! code of the workspace, and all that this crate has: what is done with tiles is decided in `kernels`. Where a processor
-//! or its system has none, [`Tiles::new`] and [`Vectors::new`] give nothing.
+//! the same processors have, are here too. That is the only unchecked code of the workspace, and all that this crate has:
+//! what is done with tiles is decided in `kernels`. Where a processor or its system has none, [`Tiles::new`] and
+//! [`Vectors::new`] give nothing.
 //!
 //! The instructions are described in the *Intel Architecture Instruction Set Extensions Programming Reference*, chapter
 //! "Intel Advanced Matrix Extensions".

@@ -111,17 +111,13 @@ class AttentionHalf:
 class LayerStack:
     """All layers in one call, where both halves of each are ours and no other worker has a part in them."""
 
-    __slots__ = ("_halves", "_stack")
+    __slots__ = ("_stack", "rows_max")
 
     def __init__(self, halves: list[tuple[AttentionHalf, FeedForwardHalf]]) -> None:
         """Take the halves of the layers, in order."""
-        self._halves = halves
+        # Most tokens that all halves take.
+        self.rows_max = min(half.rows_max for pair in halves for half in pair)
         self._stack = _core.LayerStack([(attention.block, feed_forward.block) for attention, feed_forward in halves])
-
-    @property
-    def rows_max(self) -> int:
-        """Most tokens that all halves take."""
-        return min(half.rows_max for halves in self._halves for half in halves)
 
     def __call__(self, x: Tensor, rotation: Rotation, kernel: _core.PagedAttention) -> Tensor:
         """Run the layers on the residual stream `x [tokens, hidden]`, in place; gives what is still to be added to it."""

@@ -80,8 +80,8 @@ class Linear:
         """Take `weight [out, in]`, or parts of it that follow each other in the outputs, and `bias [out]`.
 
         With `pack`, keep the CPU's layouts and free the weight. `is_shared` says that its memory is a mapped file's, or
-        that others hold it anyway, so that no copy of it is needed. With int8, keep
-        bytes with a factor for each output: a row of `x` is then quantised too, with a factor of its own.
+        that others hold it anyway, so that no copy of it is needed. With int8, keep bytes with a factor for each output: a row
+        of `x` is then quantised too, with a factor of its own.
         """
         parts = [weight] if isinstance(weight, Tensor) else list(weight)
         weight = parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -51,7 +51,8 @@ class CausalLM:
             self.read_layer(source, layer, is_sparse=config.moe is not None and config.moe.is_sparse[layer])
             for layer in range(config.layer_count)
         ]
-        self._stack = _stack_of(self._layers)
+        # All layers in one call, where that can be; without it they run one by one.
+        self.stack = _stack_of(self._layers)
         self._norm = self.read_norm(source, "model.norm")
         rotated_size = config.head_size if config.latent is None else config.latent.rope_size
         self._rotary = RotaryTable(config.rope, rotated_size, max_positions, weights.dtype, weights.device)
@@ -62,15 +63,6 @@ class CausalLM:
     def decoder_layers(self) -> Sequence[DecoderLayer]:
         """The target's layers, in order."""
         return self._layers
-
-    @property
-    def has_stack(self) -> bool:
-        """Whether all layers can be run in one call."""
-        return self._stack is not None
-
-    def leave_stack(self) -> None:
-        """Run layer by layer from now on."""
-        self._stack = None
 
     def read_layer(self, source: Source, layer: int, *, is_sparse: bool) -> DecoderLayer:
         """Read decoder layer `layer`, which caches in the layer of that number."""
@@ -118,8 +110,8 @@ class CausalLM:
     def _run_layers(self, x: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor | None:
         """Run all layers on the residual stream `x [tokens, hidden]`, in place; gives what is still to be added to it."""
         kernel = backend.kernel
-        if self._stack is not None and kernel is not None and x.shape[0] <= self._stack.rows_max:
-            return self._stack(x, rotation, kernel)
+        if self.stack is not None and kernel is not None and x.shape[0] <= self.stack.rows_max:
+            return self.stack(x, rotation, kernel)
         added: Tensor | None = None
         for layer in self._layers:
             added = layer(x, added, rotation, backend)
