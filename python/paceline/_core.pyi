@@ -15,6 +15,7 @@ __all__ = [
     "Int8Matrix",
     "InvalidSampling",
     "LayerStack",
+    "LinearWeight",
     "PagedAttention",
     "Pass",
     "PlanRefused",
@@ -392,27 +393,40 @@ def set_kernel_threads(count: int) -> None:
 def rms_norm(x: _Array, added: _Array | None, weight: _Array, epsilon: float, normed: _Array) -> None:
     """Add `added` to `x [rows, width]` in place, if given, and write `x / rms(x) * weight` to `normed`."""
 
-def linear(
-    x: npt.NDArray[np.uint16],
-    parts: Sequence[npt.NDArray[np.uint16]],
-    bias: npt.NDArray[np.uint16] | None,
-    product: npt.NDArray[np.uint16],
-) -> None:
-    """Write `x @ weight.T + bias` of bfloat16 to `product [rows, outputs]`, added up in fp32.
-
-    `x` is `[rows, inputs]`, each of the parts of `weight` `[outputs, inputs]`, `inputs` even; the outputs of the parts follow
-    each other. Made for few rows. A row's result does not depend on the others.
-    """
-
 _Half = npt.NDArray[np.uint16]
-_Product = tuple[Sequence[_Half], _Half | None]
+
+@final
+class LinearWeight:
+    """A weight of bfloat16 and its bias, which are read where they lie."""
+
+    def __new__(cls, parts: Sequence[_Half], bias: _Half | None = None, *, compress: bool = False) -> LinearWeight:
+        """Take parts `[outputs, inputs]`, `inputs` even, whose outputs follow each other, and `bias [outputs]`.
+
+        With `compress`, keep each part once more in three quarters of its bytes, without loss, for `linear` to read: where it has
+        matrix instructions for all of them, and their numbers allow it. Raises `ValueError` for shapes that do not fit each other,
+        with both numbers.
+        """
+
+    @property
+    def parts(self) -> list[_Half]:
+        """The arrays given."""
+
+    @property
+    def compressed_bytes(self) -> int:
+        """Memory of what is compressed; 0 if nothing is."""
+
+def linear(x: _Half, weight: LinearWeight, product: _Half) -> None:
+    """Write `x @ weight.T + bias` of bfloat16 to `product [rows, outputs]`, added up in fp32; `x` is `[rows, inputs]`.
+
+    Made for few rows. A row's result does not depend on the others.
+    """
 
 @final
 class FeedForwardBlock:
     """The half of a decoder layer behind attention, in bfloat16: norm, gates, what they gate, the product behind them."""
 
-    def __new__(cls, norm: _Half, epsilon: float, gate_up: _Product, down: _Product) -> FeedForwardBlock:
-        """Take factors `norm [width]` and products `(parts of a weight [outputs, inputs], bias [outputs])`, gates first.
+    def __new__(cls, norm: _Half, epsilon: float, gate_up: LinearWeight, down: LinearWeight) -> FeedForwardBlock:
+        """Take factors `norm [width]` and the weights, gates first.
 
         Raises `ValueError` for shapes that do not fit each other, with both numbers.
         """
@@ -436,8 +450,8 @@ class AttentionBlock:
         window: int,
         norm: _Half,
         epsilon: float,
-        qkv: _Product,
-        output: _Product,
+        qkv: LinearWeight,
+        output: LinearWeight,
         head_norm: tuple[_Half, float] | None,
     ) -> AttentionBlock:
         """Take the parts of `layer`, which is cached under that number.

@@ -54,20 +54,21 @@ def test_shapes_that_do_not_fit_are_refused_with_both_numbers() -> None:
     def half(*shape: int) -> np.ndarray:
         return np.zeros(shape, np.uint16)
 
+    def weight(outputs: int, inputs: int) -> _core.LinearWeight:
+        return _core.LinearWeight([half(outputs, inputs)])
+
     with pytest.raises(ValueError, match="outputs of gate and up: expected 12, got 14"):
-        _core.FeedForwardBlock(half(8), 1e-5, ([half(14, 8)], None), ([half(8, 6)], None))
-    with pytest.raises(ValueError, match="elements of the bias of down: expected 8, got 7"):
-        _core.FeedForwardBlock(half(8), 1e-5, ([half(12, 8)], None), ([half(8, 6)], half(7)))
+        _core.FeedForwardBlock(half(8), 1e-5, weight(14, 8), weight(8, 6))
     with pytest.raises(ValueError, match="outputs of qkv: expected 32, got 30"):
-        _core.AttentionBlock(0, 2, 1, 0, half(8), 1e-5, ([half(30, 8)], None), ([half(8, 16)], None), None)
+        _core.AttentionBlock(0, 2, 1, 0, half(8), 1e-5, weight(30, 8), weight(8, 16), None)
     with pytest.raises(ValueError, match="factors of the heads' norm: expected 24, got 16"):
-        _core.AttentionBlock(0, 2, 1, 0, half(8), 1e-5, ([half(32, 8)], None), ([half(8, 16)], None), (half(16), 1e-5))
-    feed_forward = _core.FeedForwardBlock(half(8), 1e-5, ([half(12, 8)], None), ([half(8, 6)], None))
+        _core.AttentionBlock(0, 2, 1, 0, half(8), 1e-5, weight(32, 8), weight(8, 16), (half(16), 1e-5))
+    feed_forward = _core.FeedForwardBlock(half(8), 1e-5, weight(12, 8), weight(8, 6))
     with pytest.raises(ValueError, match="rows of what is added: expected 2, got 3"):
         feed_forward(half(2, 8), half(3, 8), half(2, 8))
     with pytest.raises(ValueError, match="columns of x: expected 8, got 6"):
         feed_forward(half(2, 6), None, half(2, 6))
-    attention = _core.AttentionBlock(0, 2, 1, 0, half(8), 1e-5, ([half(32, 8)], None), ([half(8, 16)], None), None)
+    attention = _core.AttentionBlock(0, 2, 1, 0, half(8), 1e-5, weight(32, 8), weight(8, 16), None)
     kernel = _core.PagedAttention([half(1, 16, 8)], [half(1, 16, 8)], 4)
     with pytest.raises(ValueError, match="tokens of the pass: expected 0, got 2"):
         attention(kernel, half(2, 8), None, half(2, 8), half(2, 8), half(2, 8))

@@ -74,6 +74,32 @@ def test_copies_lie_side_by_side_and_their_memory_goes_with_them() -> None:
     assert plain.held_bytes == 0
 
 
+@pytest.mark.parametrize("rows", [1, 16, 17, 32, 33, 64])
+def test_compressed_weights_give_the_same_bits_in_three_quarters_of_the_bytes(rows: int) -> None:
+    parts = [array_of(numbers(size, 96, seed=size)) for size in (96, 48, 33)]
+    x, bias = array_of(numbers(rows, 96, seed=1)), array_of(numbers(177, seed=2))
+    products = []
+    for compress in (False, True):
+        weight = _core.LinearWeight(parts, bias, compress=compress)
+        # In blocks of 32 outputs.
+        assert (0.75 < weight.compressed_bytes / ((96 + 64 + 64) * 96 * 2) < 0.8) == (compress and _core.has_matrix_instructions())
+        products.append(np.zeros((rows, 177), dtype=np.uint16))
+        _core.linear(x, weight, products[-1])
+    assert np.array_equal(*products)
+
+
+def test_weights_are_compressed_while_there_is_room() -> None:
+    plain, parts = PlainWeights(bytes_max=3 * 96 * 64), [array_of(numbers(96, 64, seed=1))]
+    first = plain.compress(parts, None)
+    assert plain.held_bytes == first.compressed_bytes
+    assert (first.compressed_bytes > 0) == _core.has_matrix_instructions()
+    if first.compressed_bytes:
+        assert plain.compress(parts, None).compressed_bytes == 0
+    del first
+    gc.collect()
+    assert plain.held_bytes == 0
+
+
 def mapped_ranges(path: Path) -> list[range]:
     """Where in this process the file of that path, or what had that path, is mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
@@ -106,7 +132,7 @@ def test_parts_are_read_in_the_file_whatever_becomes_of_it(tmp_path: Path) -> No
     if not can_pack(whole):
         return
     assert linear.plain is not None
-    for array, part in zip(linear.plain.parts, parts, strict=True):
+    for array, part in zip(linear.plain.weight.parts, parts, strict=True):
         assert np.array_equal(array, array_of(part))
         assert any(array.ctypes.data in mapped for mapped in mapped_ranges(path))
 
@@ -116,7 +142,7 @@ def test_parts_that_other_instructions_would_take_are_joined(tmp_path: Path) -> 
     linear = Linear(read_parts(tmp_path, parts), pack=True, is_shared=True)
     if can_pack(parts[0]):
         assert linear.plain is not None
-        assert len(linear.plain.parts) == (1 if _core.has_matrix_instructions() else 2)
+        assert len(linear.plain.weight.parts) == (1 if _core.has_matrix_instructions() else 2)
 
 
 def test_nothing_stays_mapped_of_what_is_quantised(tmp_path: Path) -> None:
@@ -141,19 +167,27 @@ def test_what_is_shared_is_counted_while_it_is_used() -> None:
 def test_arrays_that_do_not_fit_are_refused_with_both_numbers() -> None:
     x, weight, product = (np.zeros(shape, dtype=np.uint16) for shape in ((2, 4), (3, 4), (2, 3)))
     bias = np.zeros(3, dtype=np.uint16)
-    _core.linear(x, [weight], bias, product)
+    _core.linear(x, _core.LinearWeight([weight], bias), product)
     unpaired = np.frombuffer(bytes(26), dtype=np.uint8)
     unpaired = unpaired[(2 - unpaired.ctypes.data) % 4 :][:24].view(np.uint16).reshape(3, 4)
-    refused = [
-        ("columns of x: expected 4, got 2", (x[:, :2].copy(), [weight], None, product)),
-        ("rows of the product: expected 1, got 2", (x[:1], [weight], None, product)),
-        ("columns of the product: expected 2, got 3", (x, [weight[:1], weight[:1]], None, product)),
-        ("elements of the bias: expected 3, got 2", (x, [weight], bias[:2], product)),
-        ("an even number, got 3", (x[:, :3].copy(), [weight[:, :3].copy()], None, product)),
-        ("a weight begins 2 bytes behind a multiple of 4", (x, [unpaired], None, product)),
+    refused: list[tuple[str, list[np.ndarray], np.ndarray | None]] = [
+        ("inputs of a part: expected 4, got 2", [weight, weight[:, :2].copy()], None),
+        ("elements of the bias: expected 3, got 2", [weight], bias[:2]),
+        ("3 outputs and 3 inputs: an even number", [weight[:, :3].copy()], None),
+        ("whole rows", [np.zeros((3, 8), dtype=np.uint16)[:, :4]], None),
+        ("one part at least", [], None),
+        ("a weight begins 2 bytes behind a multiple of 4", [unpaired], None),
     ]
-    for message, arguments in refused:
+    for message, parts, part_bias in refused:
+        with pytest.raises(ValueError, match=message):
+            _core.LinearWeight(parts, part_bias)
+    known = _core.LinearWeight([weight[:2], weight[2:]])
+    for message, arguments in [
+        ("columns of x: expected 4, got 2", (x[:, :2].copy(), known, product)),
+        ("rows of the product: expected 1, got 2", (x[:1], known, product)),
+        ("columns of the product: expected 3, got 2", (x, known, product[:, :2].copy())),
+    ]:
         with pytest.raises(ValueError, match=message):
             _core.linear(*arguments)
     with pytest.raises(TypeError):
-        _core.linear(array_of(torch.zeros(2, 4)), [weight], None, product)  # type: ignore[arg-type]
+        _core.linear(array_of(torch.zeros(2, 4)), known, product)

@@ -1,88 +1,17 @@
 //! The two halves of a decoder layer over arrays of the bits of bfloat16 (uint16), each in one call.
 
-use numpy::{
-    PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray2, PyUntypedArrayMethods,
-};
-use paceline_kernels::{GatedMlp, HeadNorm, Norm, Rotation, Scratch, SelfAttention, Shape, Spent, Weight};
+use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray2, PyReadwriteArray2, PyUntypedArrayMethods};
+use paceline_kernels::{GatedMlp, HeadNorm, Norm, Rotation, Scratch, SelfAttention, Shape, Spent};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::attention::PagedAttention;
 use crate::kernels::require;
-use crate::linear::require_pairs;
-
-/// A weight as Python holds it: parts whose outputs follow each other, and the bias.
-type Product<'py> = (Vec<Bound<'py, PyArray2<u16>>>, Option<Bound<'py, PyArray1<u16>>>);
-
-struct OwnedProduct {
-    parts: Vec<Py<PyArray2<u16>>>,
-    bias: Option<Py<PyArray1<u16>>>,
-    outputs: usize,
-    inputs: usize,
-}
+use crate::linear::LinearWeight;
 
 struct OwnedNorm {
     weight: Py<PyArray1<u16>>,
     epsilon: f32,
-}
-
-/// Arrays that are read during one call.
-struct ReadProduct<'py> {
-    parts: Vec<PyReadonlyArray2<'py, u16>>,
-    bias: Option<PyReadonlyArray1<'py, u16>>,
-    inputs: usize,
-}
-
-impl OwnedProduct {
-    /// Checks `(parts [outputs, inputs], bias [outputs])`.
-    fn new(what: &str, (parts, bias): Product<'_>) -> PyResult<Self> {
-        let inputs = parts.first().map_or(0, |part| part.shape()[1]);
-        let mut outputs = 0;
-        for part in &parts {
-            let count = part.shape()[0];
-            require(&format!("inputs of a part of {what}"), inputs, part.shape()[1])?;
-            if inputs == 0 || !inputs.is_multiple_of(2) || count == 0 || !part.is_c_contiguous() {
-                let given = format!("{what} of {count} outputs and {inputs} inputs");
-                return Err(PyValueError::new_err(format!(
-                    "{given}: an even number of inputs is taken, and whole rows"
-                )));
-            }
-            require_pairs(what, part.data())?;
-            outputs += count;
-        }
-        if outputs == 0 {
-            return Err(PyValueError::new_err(format!("{what} has one part at least")));
-        }
-        if let Some(bias) = &bias {
-            require(&format!("elements of the bias of {what}"), outputs, bias.len())?;
-        }
-        let parts = parts.into_iter().map(Bound::unbind).collect();
-        Ok(Self { parts, bias: bias.map(Bound::unbind), outputs, inputs })
-    }
-
-    fn shape(&self) -> (usize, usize) {
-        (self.outputs, self.inputs)
-    }
-
-    fn read<'py>(&self, py: Python<'py>) -> ReadProduct<'py> {
-        ReadProduct {
-            parts: self.parts.iter().map(|part| part.bind(py).readonly()).collect(),
-            bias: self.bias.as_ref().map(|bias| bias.bind(py).readonly()),
-            inputs: self.inputs,
-        }
-    }
-}
-
-impl ReadProduct<'_> {
-    fn parts(&self) -> PyResult<Vec<&[u16]>> {
-        Ok(self.parts.iter().map(|part| part.as_slice()).collect::<Result<_, _>>()?)
-    }
-
-    /// With `parts` as this gave them.
-    fn weight<'a>(&'a self, parts: &'a [&'a [u16]]) -> PyResult<Weight<'a>> {
-        let bias = self.bias.as_ref().map(|bias| bias.as_slice()).transpose()?;
-        Ok(Weight { parts, bias, inputs: self.inputs })
-    }
 }
 
 /// Milliseconds by kind of work since the block was made: products, attention, norms, rotation, activation.
@@ -116,21 +45,26 @@ impl Stream<'_> {
 #[pyclass(module = "paceline._core")]
 pub(crate) struct FeedForwardBlock {
     norm: OwnedNorm,
-    gate_up: OwnedProduct,
-    down: OwnedProduct,
+    gate_up: Py<LinearWeight>,
+    down: Py<LinearWeight>,
     scratch: Scratch,
 }
 
 #[pymethods]
 impl FeedForwardBlock {
     #[new]
-    fn new(norm: Bound<'_, PyArray1<u16>>, epsilon: f32, gate_up: Product<'_>, down: Product<'_>) -> PyResult<Self> {
-        let (gate_up, down) = (OwnedProduct::new("gate and up", gate_up)?, OwnedProduct::new("down", down)?);
-        let ((wide, width), (outputs, inner)) = (gate_up.shape(), down.shape());
+    fn new(
+        norm: Bound<'_, PyArray1<u16>>,
+        epsilon: f32,
+        gate_up: Bound<'_, LinearWeight>,
+        down: Bound<'_, LinearWeight>,
+    ) -> PyResult<Self> {
+        let ((wide, width), (outputs, inner)) = (gate_up.get().shape(), down.get().shape());
         require("columns of the norm", width, norm.len())?;
         require("outputs of gate and up", 2 * inner, wide)?;
         require("outputs of down", width, outputs)?;
-        Ok(Self { norm: OwnedNorm { weight: norm.unbind(), epsilon }, gate_up, down, scratch: Scratch::default() })
+        let norm = OwnedNorm { weight: norm.unbind(), epsilon };
+        Ok(Self { norm, gate_up: gate_up.unbind(), down: down.unbind(), scratch: Scratch::default() })
     }
 
     /// See the stub.
@@ -142,7 +76,7 @@ impl FeedForwardBlock {
         output: PyReadwriteArray2<'_, u16>,
     ) -> PyResult<()> {
         let mut stream = Stream { x, added, output };
-        stream.check(self.gate_up.shape().1)?;
+        stream.check(self.gate_up.get().shape().1)?;
         let added = stream.added.as_ref().map(|added| added.as_slice()).transpose()?;
         self.run(py, stream.x.as_slice_mut()?, added, stream.output.as_slice_mut()?)
     }
@@ -157,7 +91,7 @@ impl FeedForwardBlock {
 impl FeedForwardBlock {
     fn run(&mut self, py: Python<'_>, x: &mut [u16], added: Option<&[u16]>, output: &mut [u16]) -> PyResult<()> {
         let weight = self.norm.weight.bind(py).readonly();
-        let (gate_up, down) = (self.gate_up.read(py), self.down.read(py));
+        let (gate_up, down) = (self.gate_up.get().read(py), self.down.get().read(py));
         let (gate_up_parts, down_parts) = (gate_up.parts()?, down.parts()?);
         let block = GatedMlp {
             norm: Norm { weight: weight.as_slice()?, epsilon: self.norm.epsilon },
@@ -194,8 +128,8 @@ pub(crate) struct AttentionBlock {
     window: usize,
     norm: OwnedNorm,
     head_norm: Option<OwnedNorm>,
-    qkv: OwnedProduct,
-    output: OwnedProduct,
+    qkv: Py<LinearWeight>,
+    output: Py<LinearWeight>,
     scratch: Scratch,
 }
 
@@ -210,12 +144,11 @@ impl AttentionBlock {
         window: usize,
         norm: Bound<'_, PyArray1<u16>>,
         epsilon: f32,
-        qkv: Product<'_>,
-        output: Product<'_>,
+        qkv: Bound<'_, LinearWeight>,
+        output: Bound<'_, LinearWeight>,
         head_norm: Option<(Bound<'_, PyArray1<u16>>, f32)>,
     ) -> PyResult<Self> {
-        let (qkv, output) = (OwnedProduct::new("qkv", qkv)?, OwnedProduct::new("output", output)?);
-        let ((columns, width), (outputs, attended)) = (qkv.shape(), output.shape());
+        let ((columns, width), (outputs, attended)) = (qkv.get().shape(), output.get().shape());
         if head_count == 0 || kv_head_count == 0 || !attended.is_multiple_of(head_count) {
             let given = format!("{attended} inputs of output for {head_count} heads, {kv_head_count} of them cached");
             return Err(PyValueError::new_err(given));
@@ -233,8 +166,8 @@ impl AttentionBlock {
             window,
             norm: OwnedNorm { weight: norm.unbind(), epsilon },
             head_norm: head_norm.map(|(weight, epsilon)| OwnedNorm { weight: weight.unbind(), epsilon }),
-            qkv,
-            output,
+            qkv: qkv.unbind(),
+            output: output.unbind(),
             scratch: Scratch::default(),
         })
     }
@@ -252,7 +185,7 @@ impl AttentionBlock {
         output: PyReadwriteArray2<'_, u16>,
     ) -> PyResult<()> {
         let mut stream = Stream { x, added, output };
-        stream.check(self.qkv.shape().1)?;
+        stream.check(self.qkv.get().shape().1)?;
         let angles = Angles::of(stream.x.shape()[0], &cos, &sin)?;
         let added = stream.added.as_ref().map(|added| added.as_slice()).transpose()?;
         self.run(py, attention, angles, stream.x.as_slice_mut()?, added, stream.output.as_slice_mut()?)
@@ -286,7 +219,7 @@ impl AttentionBlock {
             Some((weight, epsilon)) => Some(HeadNorm { weight: weight.as_slice()?, epsilon: *epsilon }),
             None => None,
         };
-        let (qkv, behind) = (self.qkv.read(py), self.output.read(py));
+        let (qkv, behind) = (self.qkv.get().read(py), self.output.get().read(py));
         let (qkv_parts, behind_parts) = (qkv.parts()?, behind.parts()?);
         let block = SelfAttention {
             norm: Norm { weight: weight.as_slice()?, epsilon: self.norm.epsilon },
@@ -318,7 +251,7 @@ impl LayerStack {
     #[new]
     fn new(py: Python<'_>, layers: Vec<(Py<AttentionBlock>, Py<FeedForwardBlock>)>) -> PyResult<Self> {
         let width = |layer: &(Py<AttentionBlock>, Py<FeedForwardBlock>)| {
-            (layer.0.borrow(py).qkv.shape().1, layer.1.borrow(py).gate_up.shape().1)
+            (layer.0.borrow(py).qkv.get().shape().1, layer.1.borrow(py).gate_up.get().shape().1)
         };
         let first = layers.first().ok_or_else(|| PyValueError::new_err("a stack has one layer at least"))?;
         let expected = width(first).0;

@@ -50,7 +50,7 @@ mod _core {
     #[pymodule_export]
     use crate::launch::check_launch;
     #[pymodule_export]
-    use crate::linear::{has_matrix_instructions, linear};
+    use crate::linear::{LinearWeight, has_matrix_instructions, linear};
     #[pymodule_export]
     use crate::pulse::Pulse;
     #[pymodule_export]

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use crate::linear::outputs_of;
-use crate::{Attention, HeadNorm, Rotation, Shape, gate, linear, rms_norm, rotate};
+use crate::{Attention, HeadNorm, Part, Rotation, Shape, gate, linear, rms_norm, rotate};
 
 /// The norm before a half of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub struct Norm<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Weight<'a> {
     /// The matrix, in parts whose outputs follow each other.
-    pub parts: &'a [&'a [u16]],
+    pub parts: &'a [Part<'a>],
     /// One number for each output.
     pub bias: Option<&'a [u16]>,
     /// Inputs of each output.

@@ -7,9 +7,10 @@
 
 use std::ops::Range;
 
+use paceline_tiles::{Lines, SIDE};
 use pulp::{Arch, Simd, WithSimd};
 
-use crate::{Element, crew, matrix};
+use crate::{Compressed, Element, compressed, crew, matrix};
 
 /// Rows that share a reading of the weights; more are taken in turns. With twice as many, arithmetic would set the time.
 const ROWS: usize = 4;
@@ -20,6 +21,21 @@ const UPPER: u32 = 0xffff_0000;
 /// Vectors begin on lines of the cache: so many fp32.
 const LINE: usize = 16;
 
+/// Whole rows of a weight `[outputs, inputs]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// As a checkpoint has them.
+    pub weight: &'a [u16],
+    /// The same once more, if they could be compressed; read instead where matrix instructions multiply.
+    pub compressed: Option<&'a Compressed>,
+}
+
+impl<'a> From<&'a [u16]> for Part<'a> {
+    fn from(weight: &'a [u16]) -> Self {
+        Self { weight, compressed: None }
+    }
+}
+
 /// `x @ weight.T + bias` of bfloat16: `x [rows, inputs]`, a weight `[outputs, inputs]` and `bias [outputs]` give
 /// `product [rows, outputs]`, added up in fp32.
 ///
@@ -28,7 +44,7 @@ const LINE: usize = 16;
 ///
 /// # Panics
 /// If `inputs` is odd or 0, lengths do not fit each other, or a part does not begin at a multiple of four bytes.
-pub fn linear(x: &[u16], parts: &[&[u16]], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
+pub fn linear(x: &[u16], parts: &[Part<'_>], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
     linear_with(None, x, parts, bias, inputs, product);
 }
 
@@ -36,14 +52,18 @@ pub fn linear(x: &[u16], parts: &[&[u16]], bias: Option<&[u16]>, inputs: usize, 
 fn linear_with(
     arch: Option<Arch>,
     x: &[u16],
-    parts: &[&[u16]],
+    parts: &[Part<'_>],
     bias: Option<&[u16]>,
     inputs: usize,
     product: &mut [u16],
 ) {
     assert!(inputs > 0 && inputs.is_multiple_of(2), "inputs come in pairs");
     assert!(x.len().is_multiple_of(inputs), "whole rows");
-    assert!(parts.iter().all(|part| part.len().is_multiple_of(inputs)), "whole rows of weights");
+    for Part { weight, compressed } in parts {
+        assert!(weight.len().is_multiple_of(inputs), "whole rows of weights");
+        let shape = (weight.len() / inputs, inputs);
+        assert!(compressed.is_none_or(|compressed| compressed.shape() == shape), "the same weight compressed");
+    }
     let (rows, outputs) = (x.len() / inputs, outputs_of(parts, inputs));
     assert_eq!(product.len(), rows * outputs, "elements of the product");
     if let Some(bias) = bias {
@@ -52,7 +72,10 @@ fn linear_with(
     if product.is_empty() {
         return;
     }
-    if arch.is_none() && parts.iter().all(|part| matrix::takes(part.len() / inputs, inputs)) {
+    if arch.is_none() && parts.iter().all(|part| part.compressed.is_some()) {
+        return compressed::multiply(x, parts, bias, inputs, product);
+    }
+    if arch.is_none() && parts.iter().all(|part| matrix::takes(part.weight.len() / inputs, inputs)) {
         return matrix::multiply(x, parts, bias, inputs, product);
     }
     let arch = arch.unwrap_or_default();
@@ -61,7 +84,7 @@ fn linear_with(
     let shares = shares(parts, bias, inputs, product, crew::bands(outputs, band)).into_iter().map(|share| {
         let wide = &wide;
         move || {
-            for Section { weight, bias, product } in share {
+            for Section { part: Part { weight, .. }, bias, product, .. } in share {
                 arch.dispatch(Multiply { wide, weight, bias, inputs, product });
             }
         }
@@ -70,21 +93,50 @@ fn linear_with(
 }
 
 /// Outputs of all `parts` of a weight.
-pub(crate) fn outputs_of(parts: &[&[u16]], inputs: usize) -> usize {
-    parts.iter().map(|part| part.len() / inputs).sum()
+pub(crate) fn outputs_of(parts: &[Part<'_>], inputs: usize) -> usize {
+    parts.iter().map(|part| part.weight.len() / inputs).sum()
 }
 
 /// Outputs of one thread that lie side by side in one part of the weight.
 pub(crate) struct Section<'a, 'b> {
-    pub(crate) weight: &'a [u16],
+    // Its rows of the weight; what is compressed is the whole part.
+    pub(crate) part: Part<'a>,
+    // The first of its outputs in the part.
+    pub(crate) first: usize,
     pub(crate) bias: Option<&'a [u16]>,
     // Of each row.
     pub(crate) product: Vec<&'b mut [u16]>,
 }
 
+impl Section<'_, '_> {
+    pub(crate) fn outputs(&self, inputs: usize) -> usize {
+        self.part.weight.len() / inputs
+    }
+
+    /// The biases of sixteen outputs; 0 if there are none.
+    pub(crate) fn bias_of(&self, start: usize) -> [f32; SIDE] {
+        let Some(bias) = self.bias else { return [0.0; SIDE] };
+        std::array::from_fn(|index| bias[start + index].to_f32())
+    }
+
+    /// Writes `lines`, twice sixteen outputs of sixteen rows from `row` on, as far as they are there.
+    pub(crate) fn write(&mut self, lines: &Lines, row: usize, [first, second]: [usize; 2]) {
+        let rows = self.product[row..].iter_mut().zip(&lines.0);
+        if second == first + SIDE {
+            // A line of the cache is written at once.
+            rows.for_each(|(product, line)| product[first..first + 2 * SIDE].copy_from_slice(line));
+        } else {
+            for (product, line) in rows {
+                product[first..first + SIDE].copy_from_slice(&line[..SIDE]);
+                product[second..second + SIDE].copy_from_slice(&line[SIDE..]);
+            }
+        }
+    }
+}
+
 /// What each thread computes if `bands` of outputs, which follow each other, are shared out.
 pub(crate) fn shares<'a, 'b>(
-    parts: &[&'a [u16]],
+    parts: &[Part<'a>],
     bias: Option<&'a [u16]>,
     inputs: usize,
     product: &'b mut [u16],
@@ -96,11 +148,12 @@ pub(crate) fn shares<'a, 'b>(
     for band in bands {
         let before = sections.len();
         let mut first = 0;
-        for part in parts {
-            let end = first + part.len() / inputs;
+        for &Part { weight, compressed } in parts {
+            let end = first + weight.len() / inputs;
             let section = band.start.max(first)..band.end.min(end);
             if !section.is_empty() {
-                weights.push(&part[(section.start - first) * inputs..(section.end - first) * inputs]);
+                let weight = &weight[(section.start - first) * inputs..(section.end - first) * inputs];
+                weights.push((Part { weight, compressed }, section.start - first));
                 sections.push(section);
             }
             first = end;
@@ -108,10 +161,8 @@ pub(crate) fn shares<'a, 'b>(
         counts.push(sections.len() - before);
     }
     let products = crew::columns(product, outputs_of(parts, inputs), &sections.iter().cloned());
-    let mut ready = products.into_iter().zip(weights).zip(sections).map(|((product, weight), section)| Section {
-        weight,
-        bias: bias.map(|bias| &bias[section]),
-        product,
+    let mut ready = products.into_iter().zip(weights).zip(sections).map(|((product, (part, first)), section)| {
+        Section { part, first, bias: bias.map(|bias| &bias[section]), product }
     });
     counts.into_iter().map(|count| ready.by_ref().take(count).collect()).collect()
 }
@@ -319,13 +370,14 @@ pub(crate) mod tests {
 
     fn product(arch: Option<Arch>, x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize) -> Vec<u16> {
         let mut product = vec![0x7fc0; x.len() / inputs * (weight.len() / inputs)];
-        linear_with(arch, x, &[weight], bias, inputs, &mut product);
+        linear_with(arch, x, &[weight.into()], bias, inputs, &mut product);
         product
     }
 
     fn product_of_parts(arch: Option<Arch>, x: &[u16], parts: &[&[u16]], bias: &[u16], inputs: usize) -> Vec<u16> {
         let mut product = vec![0x7fc0; x.len() / inputs * bias.len()];
-        linear_with(arch, x, parts, Some(bias), inputs, &mut product);
+        let parts: Vec<_> = parts.iter().map(|&part| part.into()).collect();
+        linear_with(arch, x, &parts, Some(bias), inputs, &mut product);
         product
     }
 

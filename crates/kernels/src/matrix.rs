@@ -10,14 +10,14 @@ use std::ops::Range;
 use paceline_tiles::{INPUTS, Lines, SIDE, Square, Tiles};
 
 use crate::linear::{Section, outputs_of, shares};
-use crate::{Element, crew};
+use crate::{Part, crew};
 
 /// Outputs that are multiplied side by side.
-const OUTPUTS: usize = 2 * SIDE;
+pub(crate) const OUTPUTS: usize = 2 * SIDE;
 /// Least outputs of a thread.
-const SHARE: usize = 2 * OUTPUTS;
+pub(crate) const SHARE: usize = 2 * OUTPUTS;
 /// Squares of inputs that stay in a core's second cache beside the weights: 1 MiB.
-const SQUARES_MAX: usize = (1 << 20) / size_of::<Square>();
+pub(crate) const SQUARES_MAX: usize = (1 << 20) / size_of::<Square>();
 
 thread_local! {
     /// Memory for inputs, used again.
@@ -38,7 +38,7 @@ pub(crate) fn takes(outputs: usize, inputs: usize) -> bool {
 ///
 /// # Panics
 /// If lengths do not fit each other, or there are no matrix instructions.
-pub(crate) fn multiply(x: &[u16], parts: &[&[u16]], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
+pub(crate) fn multiply(x: &[u16], parts: &[Part<'_>], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
     let outputs = outputs_of(parts, inputs);
     let rows_max = (SQUARES_MAX / (inputs / INPUTS)).max(2) * SIDE;
     let tiles = Tiles::new().expect("the instructions were asked for");
@@ -56,12 +56,12 @@ pub(crate) fn multiply(x: &[u16], parts: &[&[u16]], bias: Option<&[u16]>, inputs
 }
 
 /// The outputs, divided among threads: at multiples of [`OUTPUTS`] in a part, and at its end rather than shortly before.
-fn bands(parts: &[&[u16]], inputs: usize, count: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn bands(parts: &[Part<'_>], inputs: usize, count: usize) -> impl Iterator<Item = Range<usize>> {
     let outputs = outputs_of(parts, inputs);
     let start = move |band: usize| {
         let mut first = 0;
         for part in parts {
-            let size = part.len() / inputs;
+            let size = part.weight.len() / inputs;
             let Some(inside) = (outputs * band / count).checked_sub(first).filter(|&inside| inside < size) else {
                 first += size;
                 continue;
@@ -102,22 +102,21 @@ struct Work<'a, 'b> {
 impl Work<'_, '_> {
     fn multiply(mut self, squares: &[Square]) {
         let mut tiles = Tiles::new().expect("the instructions were asked for");
-        let outputs = self.section.weight.len() / self.inputs;
+        let outputs = self.section.outputs(self.inputs);
         for first in (0..outputs).step_by(OUTPUTS) {
-            // The last ones are taken together with some before them, which come out the same once more.
-            let starts = [first, first + SIDE].map(|start| start.min(outputs - SIDE));
-            self.outputs(&mut tiles, starts, squares);
+            self.outputs(&mut tiles, starts(first, outputs), squares);
         }
     }
 
     /// Twice sixteen outputs of all rows.
     fn outputs(&mut self, tiles: &mut Tiles, starts: [usize; 2], squares: &[Square]) {
-        let weights = starts.map(|start| &self.section.weight[start * self.inputs..][..SIDE * self.inputs]);
-        let biases = starts.map(|start| self.bias_of(start));
+        let weight = self.section.part.weight;
+        let weights = starts.map(|start| &weight[start * self.inputs..][..SIDE * self.inputs]);
+        let biases = starts.map(|start| self.section.bias_of(start));
         let lines = self.inputs / INPUTS;
         let mut sums = [Square::ZERO; 4];
         // What follows is fetched while these are read for the first time.
-        let mut next = self.section.weight.get((starts[0] + OUTPUTS) * self.inputs..);
+        let mut next = weight.get((starts[0] + OUTPUTS) * self.inputs..);
         for (index, pair) in squares.chunks(2 * lines).enumerate() {
             let row = index * 2 * SIDE;
             let (x, y) = pair.split_at(lines);
@@ -133,45 +132,30 @@ impl Work<'_, '_> {
         }
     }
 
-    fn bias_of(&self, start: usize) -> [f32; SIDE] {
-        let Some(bias) = self.section.bias else { return [0.0; SIDE] };
-        std::array::from_fn(|index| bias[start + index].to_f32())
-    }
-
     /// Writes twice sixteen outputs of sixteen rows from `row` on, as far as they are there.
-    fn finish(
-        &mut self,
-        tiles: &Tiles,
-        sums: [&Square; 2],
-        biases: &[[f32; SIDE]; 2],
-        row: usize,
-        [first, second]: [usize; 2],
-    ) {
+    fn finish(&mut self, tiles: &Tiles, sums: [&Square; 2], biases: &[[f32; SIDE]; 2], row: usize, starts: [usize; 2]) {
         let mut lines = Lines::ZERO;
         tiles.round(sums, biases, &mut lines);
-        let rows = self.section.product[row..].iter_mut().zip(&lines.0);
-        if second == first + SIDE {
-            // A line of the cache is written at once.
-            rows.for_each(|(product, line)| product[first..first + OUTPUTS].copy_from_slice(line));
-        } else {
-            for (product, line) in rows {
-                product[first..first + SIDE].copy_from_slice(&line[..SIDE]);
-                product[second..second + SIDE].copy_from_slice(&line[SIDE..]);
-            }
-        }
+        self.section.write(&lines, row, starts);
     }
+}
+
+/// Where both halves of the 32 outputs from `first` on begin. The last ones are taken together with some before them, which
+/// come out the same once more.
+pub(crate) fn starts(first: usize, outputs: usize) -> [usize; 2] {
+    [first, first + SIDE].map(|start| start.min(outputs - SIDE))
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::{INPUTS, SIDE, SQUARES_MAX, bands, multiply, shares, takes};
+    use super::{INPUTS, Part, SIDE, SQUARES_MAX, bands, multiply, shares, takes};
     use crate::linear::tests::{check, cut, numbers};
 
     fn product(x: &[u16], weight: &[u16], bias: Option<&[u16]>, inputs: usize) -> Vec<u16> {
         let mut product = vec![0x7fc0; x.len() / inputs * (weight.len() / inputs)];
-        multiply(x, &[weight], bias, inputs, &mut product);
+        multiply(x, &[weight.into()], bias, inputs, &mut product);
         product
     }
 
@@ -205,13 +189,13 @@ mod tests {
         ) {
             let (inputs, outputs) = (INPUTS, sizes.iter().sum::<usize>());
             let (x, weight, bias) = (numbers(rows * inputs, 1), numbers(outputs * inputs, 2), numbers(outputs, 3));
-            let parts = cut(&weight, inputs, &sizes);
+            let parts: Vec<_> = cut(&weight, inputs, &sizes).into_iter().map(Part::from).collect();
             let shared: Vec<_> = bands(&parts, inputs, count).collect();
             prop_assert_eq!((shared[0].start, shared[count - 1].end), (0, outputs));
             prop_assert!(shared.windows(2).all(|pair| pair[0].end == pair[1].start));
             let mut memory = vec![0; outputs];
             let sections = shares(&parts, None, inputs, &mut memory, shared.into_iter());
-            prop_assert!(sections.iter().flatten().all(|section| section.weight.len() >= SIDE * inputs));
+            prop_assert!(sections.iter().flatten().all(|section| section.part.weight.len() >= SIDE * inputs));
             if takes(outputs, inputs) {
                 let mut product = vec![0x7fc0; rows * outputs];
                 multiply(&x, &parts, Some(&bias), inputs, &mut product);

@@ -1,6 +1,6 @@
 //! Machines without tiles.
 
-use crate::{Lines, SIDE, Square};
+use crate::{CompressedRows, CompressedTile, Lines, SIDE, Square};
 
 /// Never made here.
 #[derive(Debug)]
@@ -29,12 +29,39 @@ impl Tiles {
     }
 
     /// See the machines that have tiles.
+    pub fn multiply_compressed<const ROWS: usize>(
+        &mut self,
+        _weights: CompressedRows<'_>,
+        _next: &[[CompressedTile; 2]],
+        _x: [&[Square]; ROWS],
+        _expanded: &mut [Square],
+        _sums: &mut [Square; 4],
+    ) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn multiply_expanded<const ROWS: usize>(
+        &mut self,
+        _weights: &[Square],
+        _x: [&[Square]; ROWS],
+        _sums: &mut [Square; 4],
+    ) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
     pub fn transpose(&self, _square: &Square, _turned: &mut Square) {
         match *self {}
     }
 
     /// See the machines that have tiles.
     pub fn round(&self, _sums: [&Square; 2], _biases: &[[f32; SIDE]; 2], _lines: &mut Lines) {
+        match *self {}
+    }
+
+    /// See the machines that have tiles.
+    pub fn round_rows(&self, _sums: [&Square; 2], _count: usize, _biases: &[[f32; SIDE]; 2], _lines: &mut Lines) {
         match *self {}
     }
 

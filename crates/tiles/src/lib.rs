@@ -10,6 +10,7 @@
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 mod absent;
+mod compressed;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #[allow(unsafe_code, reason = "instructions that not every processor has, on masked places")]
 mod vectors;
@@ -19,6 +20,7 @@ mod x86;
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 pub use absent::{Tiles, Vectors};
+pub use compressed::{CompressedRows, CompressedTile, Exception, PAIR_OUTPUTS};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use vectors::Vectors;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

@@ -2,6 +2,7 @@
 //!
 //! Tiles 0 to 3 hold sums, 4 and 5 weights, 6 and 7 inputs. All eight have sixteen rows of 64 bytes.
 
+mod expanded;
 mod woven;
 
 use std::arch::asm;
@@ -10,7 +11,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use crate::{INPUTS, Lines, SIDE, Square};
+use crate::{CompressedRows, CompressedTile, INPUTS, Lines, SIDE, Square};
 
 /// Bytes of a line of the cache, and of a row of a tile.
 const LINE_BYTES: usize = 64;
@@ -242,6 +243,49 @@ impl Tiles {
                 None => multiply_two!(weights, x, sums, "",),
             }
         }
+    }
+
+    /// The products of 32 outputs, whose weights are compressed, with one or two times 16 rows of inputs.
+    ///
+    /// `x` have a square for each 32 inputs, rows as they are. The first two `sums` are made `[row, output]`, of the first rows with
+    /// the first outputs and with the others, then those of the second rows; they are the bits of the other products. The
+    /// weights are expanded into `expanded`, two squares for each square of `x`, as far as there is room, then from its beginning again.
+    /// Meanwhile as many weights as these are fetched from where `next` begins.
+    ///
+    /// # Panics
+    /// If lengths do not fit each other, or `expanded` is empty or odd.
+    #[inline]
+    pub fn multiply_compressed<const ROWS: usize>(
+        &mut self,
+        weights: CompressedRows<'_>,
+        next: &[[CompressedTile; 2]],
+        x: [&[Square]; ROWS],
+        expanded: &mut [Square],
+        sums: &mut [Square; 4],
+    ) {
+        const { assert!(ROWS == 1 || ROWS == 2) };
+        assert!(x.iter().all(|x| x.len() == weights.tiles.len()), "squares for each line of the weights");
+        assert!(!expanded.is_empty() && expanded.len().is_multiple_of(2), "room for pairs of squares");
+        // SAFETY: processors with tiles have these vectors, as was asked; lengths were checked; the tiles are set up, and nobody
+        // else on this thread uses them.
+        unsafe { expanded::multiply_compressed(weights, next.as_ptr().cast(), x, expanded, sums) };
+    }
+
+    /// The same with what all weights were expanded to.
+    ///
+    /// # Panics
+    /// If lengths do not fit each other.
+    #[inline]
+    pub fn multiply_expanded<const ROWS: usize>(
+        &mut self,
+        weights: &[Square],
+        x: [&[Square]; ROWS],
+        sums: &mut [Square; 4],
+    ) {
+        const { assert!(ROWS == 1 || ROWS == 2) };
+        assert!(x.iter().all(|x| 2 * x.len() == weights.len()), "two squares of weights for each of inputs");
+        // SAFETY: as for `multiply_compressed`.
+        unsafe { expanded::multiply_expanded(weights, x, sums) };
     }
 
     /// The products of sixteen outputs with four times 16 rows of inputs.
@@ -496,6 +540,18 @@ impl Tiles {
             // SAFETY: to fetch ahead of use is no access.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(numbers.as_ptr().wrapping_add(at).cast()) };
         }
+    }
+
+    /// The first `count` rows of twice the sums `[row, output]` in fp32 of sixteen outputs and their biases, added, as bfloat16
+    /// `[row, output]`, ties to even.
+    ///
+    /// # Panics
+    /// If there are no so many rows.
+    #[inline]
+    pub fn round_rows(&self, sums: [&Square; 2], count: usize, biases: &[[f32; SIDE]; 2], lines: &mut Lines) {
+        assert!(count <= SIDE, "rows of a square");
+        // SAFETY: processors with tiles have these, as was asked.
+        unsafe { woven::round_rows_to(sums, count, biases, lines) };
     }
 
     /// Twice the sums `[output, row]` in fp32 of sixteen outputs and their biases, added, as bfloat16 `[row, output]`, ties

@@ -38,7 +38,7 @@ class FeedForwardHalf:
         gate_up, down = feed_forward.gate_up.plain, feed_forward.down.plain
         if gate_up is None or down is None:
             return None
-        block = _core.FeedForwardBlock(norm.array, norm.eps, (gate_up.parts, gate_up.bias), (down.parts, down.bias))
+        block = _core.FeedForwardBlock(norm.array, norm.eps, gate_up.weight, down.weight)
         return cls(block, feed_forward.parallel, min(gate_up.rows_max, down.rows_max))
 
     @property
@@ -89,8 +89,8 @@ class AttentionHalf:
             attention.window,
             norm.array,
             norm.eps,
-            (qkv.parts, qkv.bias),
-            (output.parts, output.bias),
+            qkv.weight,
+            output.weight,
             factors,
         )
         return cls(block, attention.parallel, min(qkv.rows_max, output.rows_max))

@@ -1,21 +1,18 @@
 """Linear layers over weights in Hugging Face's orientation `[out, in]`.
 
 On CPUs the weight is laid out once for oneDNN's matrix kernels where torch offers that: it halves the time of the large
-products. Products of few rows are bound by reading the weights, and a kernel of our own reads them twice as fast, as the
-checkpoint has them: in bfloat16 it reads the checkpoint's mapped pages, or a copy where there is none to read. The result
-is the same matrix product; only the order of its sums differs. With int8 weights it is another product, of half the
-bytes; see `paceline.layers.int8`.
+products. Products of few rows are bound by reading the weights, and a kernel of our own reads them twice as fast: in
+bfloat16 three quarters of their bytes, from which it has the same numbers, or the checkpoint's mapped pages, or a copy
+where there are none. The result is the same matrix product; only the order of its sums differs. With int8 weights it is
+another product, of half the bytes; see `paceline.layers.int8`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,13 +40,9 @@ TILE_ROWS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class PlainProduct:
-    """A bfloat16 weight and its bias `[out]` as arrays of bits, for products of at most `rows_max` rows.
+    """A bfloat16 weight and its bias, for products of at most `rows_max` rows."""
 
-    The weight's parts `[out, in]` follow each other in the outputs.
-    """
-
-    parts: list[NDArray[np.uint16]]
-    bias: NDArray[np.uint16] | None
+    weight: _core.LinearWeight
     rows_max: int
 
 
@@ -57,14 +50,12 @@ class Linear:
     """`x @ weight.T + bias`."""
 
     __slots__ = (
-        "_bias_array",
         "_int8",
         "_packed",
-        "_plain",
-        "_plain_rows_max",
         "bias",
         "in_features",
         "out_features",
+        "plain",
         "weight",
     )
 
@@ -90,34 +81,24 @@ class Linear:
         self._packed: Tensor | None = None
         self._int8: Int8Weight | None = None
         self.weight: Tensor | None = weight
-        # The arrays that our kernel takes, and for how many rows.
-        self._plain: list[NDArray[Any]] | None = None
-        self._bias_array: NDArray[Any] | None = None
-        self._plain_rows_max = TILE_ROWS_MAX if are_tiles(weight) else PLAIN_ROWS_MAX
+        # The weight as our kernel takes it, if it does.
+        self.plain: PlainProduct | None = None
         if quantization is Quantization.INT8:
             self._int8 = Int8Weight(weight, bias)
             self.weight = None
         elif pack and can_pack(weight):
             if can_stay_plain(weight):
-                self._plain = _plain_parts(weight, parts if is_shared else [])
-                self._bias_array = None if bias is None else array_of(bias)
+                self.plain = _plain_product(weight, parts if is_shared else [], bias)
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
             self.weight = None
-
-    @property
-    def plain(self) -> PlainProduct | None:
-        """The weight as our kernel takes it, if it does."""
-        if self._plain is None:
-            return None
-        return PlainProduct(self._plain, self._bias_array, self._plain_rows_max)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to `x [rows, in]`; gives `[rows, out]` of the same type."""
         if self._int8 is not None:
             return self._int8(x)
-        if self._plain is not None and x.shape[0] <= self._plain_rows_max:
+        if self.plain is not None and x.shape[0] <= self.plain.rows_max:
             few = torch.empty(x.shape[0], self.out_features, dtype=x.dtype)
-            _core.linear(array_of(x.contiguous()), self._plain, self._bias_array, array_of(few))
+            _core.linear(array_of(x.contiguous()), self.plain.weight, array_of(few))
             return few
         if self._packed is not None:
             product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
@@ -126,13 +107,16 @@ class Linear:
         return functional.linear(x, self.weight, self.bias)
 
 
-def _plain_parts(weight: Tensor, shared: list[Tensor]) -> list[NDArray[Any]] | None:
+def _plain_product(weight: Tensor, shared: list[Tensor], bias: Tensor | None) -> PlainProduct | None:
     """What our kernel reads: `shared`, the parts of `weight`, if they need no copy; `None` if there is no room for one."""
+    rows_max = TILE_ROWS_MAX if are_tiles(weight) else PLAIN_ROWS_MAX
+    bias_array = None if bias is None else array_of(bias)
     # Instructions that take a part must be those that would take the whole: the bits of others differ.
     if shared and all(are_tiles(part) == are_tiles(weight) for part in shared):
-        return [PLAIN_WEIGHTS.share(array_of(part.contiguous())) for part in shared]
+        parts = [PLAIN_WEIGHTS.share(array_of(part.contiguous())) for part in shared]
+        return PlainProduct(PLAIN_WEIGHTS.compress(parts, bias_array), rows_max)
     copy = PLAIN_WEIGHTS.keep(weight)
-    return None if copy is None else [array_of(copy)]
+    return None if copy is None else PlainProduct(PLAIN_WEIGHTS.compress([array_of(copy)], bias_array), rows_max)
 
 
 def can_stay_plain(weight: Tensor) -> bool:

@@ -93,8 +93,8 @@ class Execution:
         self._outlet.log(
             f"loaded in {time.monotonic() - started:.1f} s: {dtype} on {threads} threads, "
             f"{loaded.num_blocks} KV blocks of {settings.block_size}, attention contract {contract.name}, "
-            f"{PLAIN_WEIGHTS.held_bytes >> 20} MiB of weights copied in a second layout, "
-            f"{PLAIN_WEIGHTS.shared_bytes >> 20} MiB not (mapped files, embedding)"
+            f"{PLAIN_WEIGHTS.held_bytes >> 20} MiB of weights copied or compressed for few rows, "
+            f"{PLAIN_WEIGHTS.shared_bytes >> 20} MiB read where they lie (mapped files, embedding)"
         )
         self._outlet.send_control(
             ControlFromWorker(

@@ -22,10 +22,10 @@ fn layers() -> Vec<Vec<u16>> {
     rotate(&mut heads, WIDTH, 4, 32, Rotation { cos: &cos, sin: &sin, width: 32 }, None);
     let (weight, bias) = (numbers(331 * WIDTH, 0.8), numbers(331, 0.9));
     let mut products = vec![0; 3 * 331];
-    linear(&normed[..3 * WIDTH], &[&weight], Some(&bias), WIDTH, &mut products);
+    linear(&normed[..3 * WIDTH], &[weight[..].into()], Some(&bias), WIDTH, &mut products);
     let mut of_parts = vec![0; 3 * 331];
     let (first, second) = weight.split_at(107 * WIDTH);
-    linear(&normed[..3 * WIDTH], &[first, second], Some(&bias), WIDTH, &mut of_parts);
+    linear(&normed[..3 * WIDTH], &[first.into(), second.into()], Some(&bias), WIDTH, &mut of_parts);
     assert_eq!(of_parts, products);
     vec![x, normed, product, heads, attention(8), products, attention(usize::MAX)]
 }

@@ -105,6 +105,22 @@ pub(super) fn round_to(sums: [&Square; 2], biases: &[[f32; SIDE]; 2], lines: &mu
     }
 }
 
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) fn round_rows_to(sums: [&Square; 2], count: usize, biases: &[[f32; SIDE]; 2], lines: &mut Lines) {
+    // SAFETY: sixteen numbers are read from an array of sixteen.
+    let biases = biases.each_ref().map(|bias| unsafe { _mm512_loadu_ps(bias.as_ptr()) });
+    for row in 0..count {
+        // SAFETY: rows of squares are 64 bytes, on lines of their own.
+        let halves = sums.map(|square| unsafe { _mm512_load_si512(square.0[row].as_ptr().cast()) });
+        let first = _mm512_add_ps(_mm512_castsi512_ps(halves[0]), biases[0]);
+        let second = _mm512_add_ps(_mm512_castsi512_ps(halves[1]), biases[1]);
+        let rounded = _mm512_cvtne2ps_pbh(second, first);
+        // SAFETY: a row of lines is 64 bytes, on a line of its own.
+        unsafe { lines.0[row].as_mut_ptr().cast::<__m512bh>().write(rounded) };
+    }
+}
+
 /// # Safety
 /// `rows` are sixteen times `size` numbers each, and `column + 64` is at most `size`.
 #[inline]
