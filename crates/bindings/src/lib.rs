@@ -9,6 +9,7 @@
 mod arrays;
 mod attention;
 mod block;
+mod crew;
 mod daemon;
 mod errors;
 mod int8;

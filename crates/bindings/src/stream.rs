@@ -1,7 +1,8 @@
 //! A worker's bidirectional gRPC stream to the daemon, each over a connection of its own.
 //!
 //! Messages are bytes here: the worker knows what they mean. One runtime thread drives all streams of the process and
-//! their heartbeats, so that neither a pass of the model nor the interpreter lock holds up a ping or a heartbeat.
+//! their heartbeats, so that neither a pass of the model nor the interpreter lock holds up a ping or a heartbeat. A message
+//! that is sent leaves on the thread that sends it: see [`crate::crew`].
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -23,6 +24,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
+use crate::crew::Crew;
 use crate::errors::StreamLost;
 use crate::pulse::Pulse;
 
@@ -90,6 +92,8 @@ pub(crate) struct WorkerStream {
     ended: watch::Receiver<Option<String>>,
     /// Dropped to break the connection.
     connection: Mutex<Option<oneshot::Sender<()>>>,
+    /// What carries the bytes.
+    crew: Crew,
 }
 
 #[pymethods]
@@ -108,14 +112,16 @@ impl WorkerStream {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| PyValueError::new_err(format!("address: HOST:PORT, got {address:?}: {error}")))?;
         let runtime = runtime()?;
-        let channel = py.detach(|| runtime.block_on(dial(wire::client(endpoint))));
+        let crew = Crew::start(runtime);
+        let endpoint = wire::client(endpoint).executor(crew.clone());
+        let channel = py.detach(|| runtime.block_on(dial(endpoint)));
         let channel = channel.ok_or_else(|| StreamLost::new_err(format!("no daemon answers at {address}")))?;
         let (outgoing, to_send) = mpsc::channel(MESSAGES_WAITING_MOST);
         let (received, incoming) = mpsc::channel(MESSAGES_WAITING_MOST);
         let (end, ended) = watch::channel(None);
         let (connection, closed) = oneshot::channel();
         let local = received.clone();
-        runtime.spawn(async move {
+        crew.add(async move {
             let reason = tokio::select! {
                 reason = carry(channel, PathAndQuery::from_static(path), to_send, &received) => reason,
                 _ = closed => "the stream was dropped".to_owned(),
@@ -131,17 +137,21 @@ impl WorkerStream {
             local,
             ended,
             connection: Mutex::new(Some(connection)),
+            crew,
         })
     }
 
     /// Sends a message, or drops it when the stream is broken: the receiving side says why.
-    fn send(&self, py: Python<'_>, message: &[u8]) {
-        let Some(outgoing) = locked(&self.outgoing).clone() else { return };
+    fn send(&self, py: Python<'_>, message: &[u8]) -> PyResult<()> {
+        let Some(outgoing) = locked(&self.outgoing).clone() else { return Ok(()) };
         let message = Bytes::copy_from_slice(message);
-        if let Err(mpsc::error::TrySendError::Full(message)) = outgoing.try_send(message) {
+        let mut queued = Ok(());
+        self.crew.send(runtime()?, || queued = outgoing.try_send(message));
+        if let Err(mpsc::error::TrySendError::Full(message)) = queued {
             // Only a broken stream refuses it from here on.
             let _ = py.detach(|| outgoing.blocking_send(message));
         }
+        Ok(())
     }
 
     /// Sends a heartbeat with what `pulse` says, now and at every interval of the wire settings, until the stream ends.
