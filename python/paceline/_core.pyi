@@ -10,14 +10,17 @@ from paceline._core_launch import Arrays, Contract, Launch, LaunchLimits
 
 __all__ = [
     "AttentionBlock",
+    "CheckedLaunch",
     "CoreError",
     "FeedForwardBlock",
     "Int8Matrix",
     "InvalidSampling",
+    "LaunchDesk",
     "LayerStack",
     "LinearWeight",
     "PagedAttention",
     "Pass",
+    "PassBuffers",
     "PlanRefused",
     "PlanUndecodable",
     "Pulse",
@@ -144,9 +147,52 @@ class Step:
     @property
     def passes(self) -> list[Pass]: ...
     @property
+    def pass_kinds(self) -> list[Literal["target", "extend", "single"]]:
+        """Kinds of the passes, in order."""
+    @property
     def block_zeroings(self) -> list[int]: ...
     @property
     def block_copies(self) -> list[tuple[int, int]]: ...
+
+@final
+class PassBuffers:
+    """The arrays of a worker's passes, allocated once, as one object. Each pass rewrites what the one before it wrote."""
+
+    def __new__(cls, arrays: Arrays) -> PassBuffers:
+        """Takes the arrays, and that there may be anything in them."""
+    def forget(self) -> None:
+        """Says that others have written to the arrays: the next pass rewrites every entry."""
+
+@final
+class CheckedLaunch:
+    """What `paceline.worker.checks.Launch` holds, of a pass whose arrays were looked at. Read only."""
+
+    dp_rank: int
+    step: int
+    mode: Literal["full", "piecewise", "eager"]
+    query_len: int
+    rows: int
+    tokens: int
+    is_dummy: bool
+    rows_padded: int
+    tokens_padded: int
+    logits: int
+    ahead: int
+    attention_rows: int
+    attention_tokens: int
+    input_tokens: int
+    request_rows: int
+    request_tokens: int
+    fault: tuple[str, str, int, int] | None
+    """The first rule that does not hold: rule, field, expected, got."""
+
+@final
+class LaunchDesk:
+    """What every launch of a worker is held against: its arrays, its limits, its backend's contract."""
+
+    def __new__(cls, buffers: PassBuffers, limits: LaunchLimits, contract: Contract) -> LaunchDesk: ...
+    def launch(self, step: Step, index: int, logits: int, is_dummy: bool | None = None, ahead: int = 0) -> CheckedLaunch:
+        """What the plan says of pass `index`, whose arrays are filled, and the first fault of these arrays."""
 
 @final
 class WorkerCore:
@@ -181,51 +227,16 @@ class WorkerCore:
         """Starts an epoch: every seat is void, and steps count from 1 again."""
     def begin(self, group: int, epoch: int, step: int, digest: int, group_part: bytes, rank_part: bytes) -> Step:
         """Decodes a plan, checks it and applies its deltas; raises PlanRefused."""
-    def fill_target(
-        self,
-        step: Step,
-        input_ids: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        slots: npt.NDArray[np.int64],
-        query_start_loc: npt.NDArray[np.int32],
-        kv_lens: npt.NDArray[np.int32],
-        block_table: npt.NDArray[np.int32],
-        request_index: npt.NDArray[np.int32],
-        logits_index: npt.NDArray[np.int64],
-    ) -> int:
+    def fill_target(self, step: Step, buffers: PassBuffers) -> int:
         """Writes the target pass's arrays in place, padding included; returns the count of logits rows."""
-    def fill_extend(
-        self,
-        step: Step,
-        layer: int,
-        input_ids: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        slots: npt.NDArray[np.int64],
-        query_start_loc: npt.NDArray[np.int32],
-        kv_lens: npt.NDArray[np.int32],
-        block_table: npt.NDArray[np.int32],
-        request_index: npt.NDArray[np.int32],
-        logits_index: npt.NDArray[np.int64],
-    ) -> int:
+    def fill_extend(self, step: Step, layer: int, buffers: PassBuffers) -> int:
         """Writes the extend pass's arrays for drafter layer `layer`, from 1, in place.
 
         Follows sampling. Tokens are those of the target pass moved on by `layer`; where one is not known, it is token
         0 with slot -1. Returns the count of logits rows: the last token that counts of each row that sampled, the
         same in every layer; none where the step plans no drafts.
         """
-    def fill_single(
-        self,
-        step: Step,
-        index: int,
-        input_ids: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        slots: npt.NDArray[np.int64],
-        query_start_loc: npt.NDArray[np.int32],
-        kv_lens: npt.NDArray[np.int32],
-        block_table: npt.NDArray[np.int32],
-        request_index: npt.NDArray[np.int32],
-        logits_index: npt.NDArray[np.int64],
-    ) -> int:
+    def fill_single(self, step: Step, index: int, buffers: PassBuffers) -> int:
         """Writes the arrays of the single pass that gives draft `index`, from 2, in place.
 
         Follows the draft before it. One token for each row that sampled, in row order; returns how many these are.

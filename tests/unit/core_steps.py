@@ -45,30 +45,21 @@ class Buffers:
         self.request_index = np.full(16, 99, np.int32)
         self.logits_index = np.full(16, 99, np.int64)
 
-    def arrays(self) -> tuple[Any, ...]:
-        """The arrays in the order of the calls."""
-        return (
-            self.input_ids,
-            self.positions,
-            self.slots,
-            self.query_start_loc,
-            self.kv_lens,
-            self.block_table,
-            self.request_index,
-            self.logits_index,
-        )
+    def arrays(self) -> _core.PassBuffers:
+        """The arrays, with whatever is in them."""
+        return _core.PassBuffers(self)
 
     def fill(self, core: _core.WorkerCore, step: _core.Step) -> int:
         """The target pass."""
-        return core.fill_target(step, *self.arrays())
+        return core.fill_target(step, self.arrays())
 
     def extend(self, core: _core.WorkerCore, step: _core.Step, layer: int = 1) -> int:
         """The extend pass of a drafter layer."""
-        return core.fill_extend(step, layer, *self.arrays())
+        return core.fill_extend(step, layer, self.arrays())
 
     def single(self, core: _core.WorkerCore, step: _core.Step, index: int) -> int:
         """The single pass that gives draft `index`."""
-        return core.fill_single(step, index, *self.arrays())
+        return core.fill_single(step, index, self.arrays())
 
 
 def begin(core: _core.WorkerCore, number: int, **plan: Any) -> _core.Step:

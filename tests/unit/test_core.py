@@ -55,6 +55,28 @@ def test_a_prompt_then_a_verified_decode_row() -> None:
     assert (row["known"], row["accepted"], row["emitted"], row["proposed"]) == (6, 1, [4, 9], 0)
 
 
+def test_arrays_are_rewritten_as_far_as_the_pass_before_went_and_wholly_once_forgotten() -> None:
+    core, buffers = make_core(), Buffers()
+    arrays = buffers.arrays()
+    step = begin(core, 1, **prompt_plan([4, 5, 6, 4, 5]))
+    core.fill_target(step, arrays)
+    assert buffers.input_ids.tolist() == [4, 5, 6, 4, 5] + [0] * 11
+    core.sample(step, logits_for([6]))
+    core.reply(step, [0] * 4)
+    row = {"seat": 1, "query_len": 1, "blocks": 3, "logits": "last"}
+    for number, rubbish in ((2, False), (3, True)):
+        if rubbish:
+            buffers.input_ids[:], buffers.kv_lens[:] = 99, 99
+            arrays.forget()
+        step = begin(core, number, target={"mode": "eager", "loads": [(1, 1)]}, rows=[row | {"start": 3 + number}])
+        core.fill_target(step, arrays)
+        assert buffers.input_ids.tolist() == [6] + [0] * 15
+        assert buffers.slots.tolist() == [19 + number] + [-1] * 15
+        assert buffers.kv_lens.tolist() == [4 + number, 0, 0, 0]
+        core.sample(step, logits_for([6]))
+        core.reply(step, [0] * 4)
+
+
 def test_seeded_tokens_are_those_of_the_rules_and_carry_logprobs() -> None:
     params = _core.sampling_bytes_for_test(temperature=0.8, seed=5, logprobs=2)
     core = make_core()

@@ -116,7 +116,7 @@ def test_core_takes_or_refuses_each_plan(name: str, limits: Json, case: Json) ->
         sizes = (limits["row_capacity"], limits["token_capacity"], limits["table_width"])
         arrays = StepArrays.allocate(row_capacity=sizes[0], token_capacity=sizes[1], table_width=sizes[2])
         fields = [field.name for field in dataclasses.fields(StepArrays)]
-        count = core.fill_target(plan, *(getattr(arrays, field) for field in fields))
+        count = core.fill_target(plan, _core.PassBuffers(arrays))
         assert {field: getattr(arrays, field).tolist() for field in fields} | {"logits_count": count} == expect["arrays"]
         assert (plan.masked_rows > 0) == ("masks" in step), name
         accepted = step.get("accepted", 0)
@@ -147,17 +147,17 @@ def likely(tokens: list[int], limits: Json) -> np.ndarray[Any, np.dtype[np.float
 def run_drafter(core: _core.WorkerCore, plan: _core.Step, layers: int, arrays: StepArrays, limits: Json) -> list[Json]:
     """The drafter's passes with drafts `DRAFTS`; the arrays of each."""
     fields = [field.name for field in dataclasses.fields(StepArrays)]
-    buffers = [getattr(arrays, field) for field in fields]
+    buffers = _core.PassBuffers(arrays)
     found = []
 
     def keep(count: int) -> None:
         found.append({field: getattr(arrays, field).tolist() for field in fields} | {"logits_count": count})
 
     for layer in range(1, layers + 1):
-        keep(core.fill_extend(plan, layer, *buffers))
+        keep(core.fill_extend(plan, layer, buffers))
     for index in range(1, plan.k_draft + 1):
         if index > 1:
-            keep(core.fill_single(plan, index, *buffers))
+            keep(core.fill_single(plan, index, buffers))
         core.propose(plan, likely([DRAFTS[index - 1]] * found[-1]["logits_count"], limits))
     return found
 

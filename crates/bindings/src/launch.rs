@@ -1,9 +1,18 @@
 //! The last look at a pass's arrays, over numpy arrays and the dataclasses of the worker.
 
-use numpy::{PyReadonlyArray1, PyReadonlyArray2};
-use paceline_launch::{Arrays, Contract, Launch, Limits, Mode, check};
-use pyo3::exceptions::PyValueError;
+use paceline_launch::{Contract, Fault, Launch, Limits, Mode, check};
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
+
+use crate::arrays::{ArraysToRead, PassBuffers};
+use crate::step::Step;
+
+/// Rule, field, and the numbers that were expected and found.
+type FaultOfCaller = (String, String, i64, i64);
+
+fn fault_of_caller(fault: Fault) -> FaultOfCaller {
+    (fault.rule.into_owned(), fault.field.into_owned(), fault.expected, fault.got)
+}
 
 /// `paceline.worker.checks.Launch`, without what only names it.
 #[derive(FromPyObject)]
@@ -21,15 +30,9 @@ pub(crate) struct LaunchOfCaller {
 
 impl LaunchOfCaller {
     fn launch(&self) -> PyResult<Launch> {
-        let mode = match self.mode.as_str() {
-            "full" => Mode::Full,
-            "piecewise" => Mode::Piecewise,
-            "eager" => Mode::Eager,
-            other => {
-                let message = format!("mode must be \"full\", \"piecewise\" or \"eager\", got {other:?}");
-                return Err(PyValueError::new_err(message));
-            }
-        };
+        let mode = mode_of(&self.mode).ok_or_else(|| {
+            PyValueError::new_err(format!("mode must be \"full\", \"piecewise\" or \"eager\", got {:?}", self.mode))
+        })?;
         Ok(Launch {
             mode,
             query_len: self.query_len,
@@ -44,31 +47,12 @@ impl LaunchOfCaller {
     }
 }
 
-/// `paceline.worker.arrays.StepArrays`, borrowed for the call.
-#[derive(FromPyObject)]
-pub(crate) struct ArraysToCheck<'py> {
-    input_ids: PyReadonlyArray1<'py, i64>,
-    positions: PyReadonlyArray1<'py, i64>,
-    slots: PyReadonlyArray1<'py, i64>,
-    query_start_loc: PyReadonlyArray1<'py, i32>,
-    kv_lens: PyReadonlyArray1<'py, i32>,
-    block_table: PyReadonlyArray2<'py, i32>,
-    request_index: PyReadonlyArray1<'py, i32>,
-    logits_index: PyReadonlyArray1<'py, i64>,
-}
-
-impl ArraysToCheck<'_> {
-    fn arrays(&self) -> PyResult<Arrays<'_>> {
-        Ok(Arrays {
-            input_ids: self.input_ids.as_slice()?,
-            positions: self.positions.as_slice()?,
-            slots: self.slots.as_slice()?,
-            query_start_loc: self.query_start_loc.as_slice()?,
-            kv_lens: self.kv_lens.as_slice()?,
-            block_table: self.block_table.as_slice()?,
-            request_index: self.request_index.as_slice()?,
-            logits_index: self.logits_index.as_slice()?,
-        })
+fn mode_of(name: &str) -> Option<Mode> {
+    match name {
+        "full" => Some(Mode::Full),
+        "piecewise" => Some(Mode::Piecewise),
+        "eager" => Some(Mode::Eager),
+        _ => None,
     }
 }
 
@@ -93,30 +77,145 @@ pub(crate) struct ContractOfCaller {
     row_capacity: i64,
 }
 
+impl From<LimitsOfCaller> for Limits {
+    fn from(limits: LimitsOfCaller) -> Self {
+        Self {
+            max_model_len: limits.max_model_len,
+            k_max: limits.k_max,
+            block_size: limits.block_size,
+            block_count: limits.block_count,
+            vocab_size: limits.vocab_size,
+        }
+    }
+}
+
+impl From<ContractOfCaller> for Contract {
+    fn from(contract: ContractOfCaller) -> Self {
+        Self {
+            name: contract.name,
+            uniform_query_len_max: contract.uniform_query_len_max,
+            block_sizes: contract.block_sizes,
+            table_alignment: contract.table_alignment,
+            kv_overhang_max: contract.kv_overhang_max,
+            row_capacity: contract.row_capacity,
+        }
+    }
+}
+
 /// Holds a pass's arrays against what the plan says of it, the worker's limits and the backend's contract. Returns
 /// nothing, or the first fault: rule, field, and the numbers that were expected and found.
 #[pyfunction]
 pub(crate) fn check_launch(
     launch: LaunchOfCaller,
-    arrays: ArraysToCheck<'_>,
+    arrays: ArraysToRead<'_>,
     limits: LimitsOfCaller,
     contract: ContractOfCaller,
-) -> PyResult<Option<(String, String, i64, i64)>> {
-    let limits = Limits {
-        max_model_len: limits.max_model_len,
-        k_max: limits.k_max,
-        block_size: limits.block_size,
-        block_count: limits.block_count,
-        vocab_size: limits.vocab_size,
-    };
-    let contract = Contract {
-        name: contract.name,
-        uniform_query_len_max: contract.uniform_query_len_max,
-        block_sizes: contract.block_sizes,
-        table_alignment: contract.table_alignment,
-        kv_overhang_max: contract.kv_overhang_max,
-        row_capacity: contract.row_capacity,
-    };
-    let checked = check(&launch.launch()?, &arrays.arrays()?, &limits, &contract);
-    Ok(checked.err().map(|fault| (fault.rule.into_owned(), fault.field.into_owned(), fault.expected, fault.got)))
+) -> PyResult<Option<FaultOfCaller>> {
+    let checked = check(&launch.launch()?, &arrays.arrays()?, &limits.into(), &contract.into());
+    Ok(checked.err().map(fault_of_caller))
+}
+
+/// What every launch of a worker is held against: its arrays, its limits, its backend's contract.
+#[pyclass(frozen, module = "paceline._core")]
+pub(crate) struct LaunchDesk {
+    buffers: Py<PassBuffers>,
+    limits: Limits,
+    contract: Contract,
+}
+
+#[pymethods]
+impl LaunchDesk {
+    #[new]
+    fn new(buffers: Py<PassBuffers>, limits: LimitsOfCaller, contract: ContractOfCaller) -> Self {
+        Self { buffers, limits: limits.into(), contract: contract.into() }
+    }
+
+    /// What the plan says of pass `index` of `step`, whose arrays are filled and want `logits` rows of logits; and the
+    /// first fault of these arrays. `is_dummy` says so where it is not the rank that decides.
+    #[pyo3(signature = (step, index, logits, is_dummy = None, ahead = 0))]
+    fn launch(
+        &self,
+        py: Python<'_>,
+        step: &Step,
+        index: usize,
+        logits: i64,
+        is_dummy: Option<bool>,
+        ahead: i64,
+    ) -> PyResult<CheckedLaunch> {
+        let plan = &step.plan;
+        let passes = plan.group.passes();
+        let pass = passes
+            .get(index)
+            .ok_or_else(|| PyIndexError::new_err(format!("pass {index} of a step that has {}", passes.len())))?;
+        let load = pass.loads()[plan.rank_index];
+        let name = pass.mode().name();
+        let mode = mode_of(name).ok_or_else(|| PyValueError::new_err(format!("a pass of the mode {name:?}")))?;
+        let launch = Launch {
+            mode,
+            query_len: pass.query_len().map_or(0, |query_len| query_len.get().into()),
+            rows: load.rows_run().into(),
+            tokens: load.tokens_run().into(),
+            is_dummy: is_dummy.unwrap_or_else(|| plan.rank.is_dummy()),
+            rows_padded: pass.rows_padded().get().into(),
+            tokens_padded: pass.tokens_padded().get().into(),
+            logits,
+            ahead,
+        };
+        let checked = check(&launch, &self.buffers.get().read(py)?.arrays()?, &self.limits, &self.contract);
+        let dp_rank = plan.rank.dp_rank().get();
+        Ok(CheckedLaunch::new(&launch, name, dp_rank, plan.header.step.get(), checked.err().map(fault_of_caller)))
+    }
+}
+
+/// What `paceline.worker.checks.Launch` holds, of a pass that was looked at.
+#[pyclass(frozen, get_all, module = "paceline._core")]
+pub(crate) struct CheckedLaunch {
+    dp_rank: u32,
+    step: u64,
+    mode: &'static str,
+    query_len: i64,
+    rows: i64,
+    tokens: i64,
+    is_dummy: bool,
+    rows_padded: i64,
+    tokens_padded: i64,
+    logits: i64,
+    ahead: i64,
+    /// Rows that attention is handed: padded in FULL, real elsewhere (rules 4 and 6).
+    attention_rows: i64,
+    /// Tokens that attention is handed, of the same kind as its rows.
+    attention_tokens: i64,
+    /// Tokens that the network's other layers are handed.
+    input_tokens: i64,
+    /// Rows that belong to requests.
+    request_rows: i64,
+    /// Tokens that belong to requests.
+    request_tokens: i64,
+    /// The first rule that does not hold.
+    fault: Option<FaultOfCaller>,
+}
+
+impl CheckedLaunch {
+    fn new(launch: &Launch, mode: &'static str, dp_rank: u32, step: u64, fault: Option<FaultOfCaller>) -> Self {
+        let of_requests = |count: i64| if launch.is_dummy { 0 } else { count };
+        Self {
+            dp_rank,
+            step,
+            mode,
+            query_len: launch.query_len,
+            rows: launch.rows,
+            tokens: launch.tokens,
+            is_dummy: launch.is_dummy,
+            rows_padded: launch.rows_padded,
+            tokens_padded: launch.tokens_padded,
+            logits: launch.logits,
+            ahead: launch.ahead,
+            attention_rows: launch.attention_rows(),
+            attention_tokens: launch.attention_tokens(),
+            input_tokens: launch.input_tokens(),
+            request_rows: of_requests(launch.rows),
+            request_tokens: of_requests(launch.tokens),
+            fault,
+        }
+    }
 }

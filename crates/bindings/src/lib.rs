@@ -35,6 +35,8 @@ mod _core {
     use super::*;
 
     #[pymodule_export]
+    use crate::arrays::PassBuffers;
+    #[pymodule_export]
     use crate::attention::PagedAttention;
     #[pymodule_export]
     use crate::block::{AttentionBlock, FeedForwardBlock, LayerStack};
@@ -49,7 +51,7 @@ mod _core {
     #[pymodule_export]
     use crate::kernels::{gate, rms_norm, rotate, set_kernel_threads};
     #[pymodule_export]
-    use crate::launch::check_launch;
+    use crate::launch::{CheckedLaunch, LaunchDesk, check_launch};
     #[pymodule_export]
     use crate::linear::{LinearWeight, has_matrix_instructions, linear};
     #[pymodule_export]

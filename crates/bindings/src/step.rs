@@ -35,11 +35,7 @@ impl Pass {
         let load = pass.loads()[rank_index];
         Self {
             index,
-            kind: match pass.kind() {
-                PassKind::Target => "target",
-                PassKind::Extend => "extend",
-                PassKind::Single { .. } => "single",
-            },
+            kind: kind_name(pass.kind()),
             mode: pass.mode().name(),
             q: pass.query_len().map_or(0, QueryLen::get),
             rows: load.rows_run(),
@@ -48,6 +44,14 @@ impl Pass {
             tokens_padded: pass.tokens_padded().get(),
             tokens_per_rank: pass.loads().iter().map(|load| load.tokens_run()).collect(),
         }
+    }
+}
+
+fn kind_name(kind: PassKind) -> &'static str {
+    match kind {
+        PassKind::Target => "target",
+        PassKind::Extend => "extend",
+        PassKind::Single { .. } => "single",
     }
 }
 
@@ -142,6 +146,12 @@ impl Step {
     fn passes(&self) -> Vec<Pass> {
         let passes = self.plan.group.passes().iter().enumerate();
         passes.map(|(index, pass)| Pass::new(index, pass, self.plan.rank_index)).collect()
+    }
+
+    /// Kinds of the passes, in order.
+    #[getter]
+    fn pass_kinds(&self) -> Vec<&'static str> {
+        self.plan.group.passes().iter().map(|pass| kind_name(pass.kind())).collect()
     }
 
     #[getter]

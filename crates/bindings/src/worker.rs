@@ -1,7 +1,7 @@
 //! The worker's core: seats and samplers of one rank, from a plan's bytes to a reply's.
 
+use numpy::PyReadonlyArray2;
 use numpy::ndarray::ArrayView2;
-use numpy::{PyReadonlyArray2, PyReadwriteArray1, PyReadwriteArray2};
 use paceline_plan::arrays::{fill_extend, fill_single, fill_target};
 use paceline_plan::seats::{SeatTable, StepHeader, WorkerStep};
 use paceline_plan::{DpRank, Epoch, Error, GroupId, StepId, StepMasks, WorkerLimits, from_bytes, to_bytes};
@@ -9,7 +9,7 @@ use paceline_sampling::{Sampler, Scratch};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::arrays::ArraysOfCaller;
+use crate::arrays::PassBuffers;
 use crate::errors::{StepOutOfOrder, plan_error, sampling_error};
 use crate::outcomes::{propose_drafts, propose_sampled, sample_rows};
 use crate::prompt::LastLogits;
@@ -124,99 +124,30 @@ impl WorkerCore {
     }
 
     /// Writes the arrays of the target pass in place, padding included. Returns the count of logits rows.
-    #[expect(clippy::too_many_arguments, reason = "one array each, as kernels take them")]
-    fn fill_target(
-        &self,
-        py: Python<'_>,
-        step: &Step,
-        input_ids: PyReadwriteArray1<'_, i64>,
-        positions: PyReadwriteArray1<'_, i64>,
-        slots: PyReadwriteArray1<'_, i64>,
-        query_start_loc: PyReadwriteArray1<'_, i32>,
-        kv_lens: PyReadwriteArray1<'_, i32>,
-        block_table: PyReadwriteArray2<'_, i32>,
-        request_index: PyReadwriteArray1<'_, i32>,
-        logits_index: PyReadwriteArray1<'_, i64>,
-    ) -> PyResult<usize> {
+    fn fill_target(&self, py: Python<'_>, step: &Step, buffers: &PassBuffers) -> PyResult<usize> {
         self.check_current(step)?;
-        let mut arrays = ArraysOfCaller {
-            input_ids,
-            positions,
-            slots,
-            query_start_loc,
-            kv_lens,
-            block_table,
-            request_index,
-            logits_index,
-        };
-        let (mut arrays, mut extent) = arrays.borrow(self.table.limits().table_width)?;
-        fill_target(&self.table, &step.plan, &mut arrays, &mut extent).map_err(|error| self.refusal(py, step, &error))
+        let filled = buffers.write(py, self.table.limits().table_width, |arrays, extent| {
+            fill_target(&self.table, &step.plan, arrays, extent)
+        });
+        filled?.map_err(|error| self.refusal(py, step, &error))
     }
 
     /// Writes the arrays of the extend pass for drafter layer `layer`, from 1, in place. Follows sampling. Returns the
     /// count of logits rows: one for each row that sampled, none where the step plans no drafts.
-    #[expect(clippy::too_many_arguments, reason = "one array each, as kernels take them")]
-    fn fill_extend(
-        &self,
-        py: Python<'_>,
-        step: &mut Step,
-        layer: u32,
-        input_ids: PyReadwriteArray1<'_, i64>,
-        positions: PyReadwriteArray1<'_, i64>,
-        slots: PyReadwriteArray1<'_, i64>,
-        query_start_loc: PyReadwriteArray1<'_, i32>,
-        kv_lens: PyReadwriteArray1<'_, i32>,
-        block_table: PyReadwriteArray2<'_, i32>,
-        request_index: PyReadwriteArray1<'_, i32>,
-        logits_index: PyReadwriteArray1<'_, i64>,
-    ) -> PyResult<usize> {
+    fn fill_extend(&self, py: Python<'_>, step: &mut Step, layer: u32, buffers: &PassBuffers) -> PyResult<usize> {
         self.check_current(step)?;
-        let mut arrays = ArraysOfCaller {
-            input_ids,
-            positions,
-            slots,
-            query_start_loc,
-            kv_lens,
-            block_table,
-            request_index,
-            logits_index,
-        };
-        let (mut arrays, mut extent) = arrays.borrow(self.table.limits().table_width)?;
         step.outcomes()?;
         let outcomes = step.outcomes.as_deref().unwrap_or_default();
-        fill_extend(&self.table, &step.plan, layer, outcomes, &mut arrays, &mut extent)
-            .map_err(|error| self.refusal(py, step, &error))
+        let filled = buffers.write(py, self.table.limits().table_width, |arrays, extent| {
+            fill_extend(&self.table, &step.plan, layer, outcomes, arrays, extent)
+        });
+        filled?.map_err(|error| self.refusal(py, step, &error))
     }
 
     /// Writes the arrays of the single pass that gives draft `index`, from 2, in place. Follows the draft before it.
     /// Returns the count of logits rows: the rows that sampled.
-    #[expect(clippy::too_many_arguments, reason = "one array each, as kernels take them")]
-    fn fill_single(
-        &self,
-        py: Python<'_>,
-        step: &mut Step,
-        index: u32,
-        input_ids: PyReadwriteArray1<'_, i64>,
-        positions: PyReadwriteArray1<'_, i64>,
-        slots: PyReadwriteArray1<'_, i64>,
-        query_start_loc: PyReadwriteArray1<'_, i32>,
-        kv_lens: PyReadwriteArray1<'_, i32>,
-        block_table: PyReadwriteArray2<'_, i32>,
-        request_index: PyReadwriteArray1<'_, i32>,
-        logits_index: PyReadwriteArray1<'_, i64>,
-    ) -> PyResult<usize> {
+    fn fill_single(&self, py: Python<'_>, step: &mut Step, index: u32, buffers: &PassBuffers) -> PyResult<usize> {
         self.check_current(step)?;
-        let mut arrays = ArraysOfCaller {
-            input_ids,
-            positions,
-            slots,
-            query_start_loc,
-            kv_lens,
-            block_table,
-            request_index,
-            logits_index,
-        };
-        let (mut arrays, mut extent) = arrays.borrow(self.table.limits().table_width)?;
         step.outcomes()?;
         if index != step.drafts_proposed + 1 {
             let message = format!("single pass {index} follows draft {}", index.saturating_sub(1));
@@ -224,8 +155,10 @@ impl WorkerCore {
         }
         let outcomes = step.outcomes.as_deref().unwrap_or_default();
         let layers = self.table.drafter_layers();
-        fill_single(&self.table, &step.plan, index, layers, outcomes, &mut arrays, &mut extent)
-            .map_err(|error| self.refusal(py, step, &error))
+        let filled = buffers.write(py, self.table.limits().table_width, |arrays, extent| {
+            fill_single(&self.table, &step.plan, index, layers, outcomes, arrays, extent)
+        });
+        filled?.map_err(|error| self.refusal(py, step, &error))
     }
 
     /// Takes the masks that followed the plan of `step`, which `masked_step` of `masked_epoch` they are said to be of.

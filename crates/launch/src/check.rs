@@ -12,6 +12,9 @@ const NO_REQUEST: i32 = -1;
 const NO_LOGITS: i64 = -1;
 const NULL_BLOCK: i32 = 0;
 
+/// Entries of an array that are looked at before asking whether one of them was wrong.
+const AT_ONCE: usize = 256;
+
 /// Holds a pass's arrays against what the plan says of it.
 ///
 /// # Errors
@@ -100,12 +103,7 @@ impl<'a> Pass<'a> {
         let tokens = self.launch.attention_tokens();
         equal("rule 7", "query_start_loc[0]", 0, i64::from(starts[0]))?;
         equal("rule 4", "query_start_loc at the last row", tokens, i64::from(starts[self.rows]))?;
-        all_equal(
-            "rule 7",
-            "query_start_loc past the rows",
-            starts[self.rows..].iter().map(|&start| i64::from(start)),
-            tokens,
-        )?;
+        all_are("rule 7", "query_start_loc past the rows", &starts[self.rows..], tokens)?;
         let lens = (0..self.rows).map(|row| self.len(row));
         if self.launch.mode == Mode::Full {
             all_equal("rule 7", "query length of a row", lens, self.launch.query_len)
@@ -124,8 +122,7 @@ impl<'a> Pass<'a> {
         let longest = self.longest();
         at_most("rule 9", "kv_len", self.limits.max_model_len + self.limits.k_max, longest)?;
         at_most("rule 9", "kv_len", whole(self.table_width) * self.limits.block_size, longest)?;
-        let past = self.arrays.kv_lens[self.rows..].iter().map(|&kv_len| i64::from(kv_len));
-        all_equal("rule 7", "kv_len past the rows", past, 0)
+        all_are("rule 7", "kv_len past the rows", &self.arrays.kv_lens[self.rows..], 0)
     }
 
     fn longest(&self) -> i64 {
@@ -154,17 +151,15 @@ impl<'a> Pass<'a> {
     /// Padding and dummy rows hold the values of rule 7, and so does everything past them.
     fn check_padding(&self) -> Result<(), Fault> {
         let (arrays, begin) = (self.arrays, self.request_tokens);
-        all_equal("rule 7", "token id of padding", arrays.input_ids[begin..].iter().copied(), PAD_TOKEN)?;
-        all_equal("rule 7", "position of padding", arrays.positions[begin..].iter().copied(), PAD_POSITION)?;
-        all_equal("rule 7", "slot of padding", arrays.slots[begin..].iter().copied(), NO_SLOT)?;
-        let requests = arrays.request_index[begin..].iter().map(|&row| i64::from(row));
-        all_equal("rule 7", "request index of padding", requests, i64::from(NO_REQUEST))?;
+        all_are("rule 7", "token id of padding", &arrays.input_ids[begin..], PAD_TOKEN)?;
+        all_are("rule 7", "position of padding", &arrays.positions[begin..], PAD_POSITION)?;
+        all_are("rule 7", "slot of padding", &arrays.slots[begin..], NO_SLOT)?;
+        all_are("rule 7", "request index of padding", &arrays.request_index[begin..], NO_REQUEST)?;
         for row in self.request_rows..self.rows {
             equal("rule 7", "kv_len of a padding row", self.len(row), self.kv_len(row))?;
         }
         let blocks = &arrays.block_table[self.request_rows * self.table_width..self.rows * self.table_width];
-        let blocks = blocks.iter().map(|&block| i64::from(block));
-        all_equal("rule 7", "block id of a padding row", blocks, i64::from(NULL_BLOCK))
+        all_are("rule 7", "block id of a padding row", blocks, NULL_BLOCK)
     }
 
     /// Tokens of requests are words of the model, at the positions that their row's length implies.
@@ -229,7 +224,7 @@ impl<'a> Pass<'a> {
         at_most("rule 20", "logits", tokens, self.launch.logits)?;
         let count = usize::try_from(self.launch.logits.max(0)).unwrap_or(usize::MAX);
         let (wanted, past) = self.arrays.logits_index.split_at(count);
-        all_equal("rule 20", "logits index past the count", past.iter().copied(), NO_LOGITS)?;
+        all_are("rule 20", "logits index past the count", past, NO_LOGITS)?;
         let (Some(&first), Some(&last)) = (wanted.first(), wanted.last()) else { return Ok(()) };
         at_least("rule 20", "logits index", 0, first)?;
         at_most("rule 20", "logits index", tokens - 1, last)?;
@@ -292,6 +287,19 @@ fn all_equal(
 ) -> Result<(), Fault> {
     let mut values = values;
     values.find(|&value| value != expected).map_or(Ok(()), |got| refuse(rule, field, expected, got))
+}
+
+/// `all_equal` of an array, which can be long: looked through without a branch for each entry.
+fn all_are<Number: Copy + PartialEq + Into<i64>>(
+    rule: &'static str,
+    field: &'static str,
+    values: &[Number],
+    expected: impl Into<i64>,
+) -> Result<(), Fault> {
+    let expected = expected.into();
+    let differs = |chunk: &&[Number]| chunk.iter().fold(false, |found, &value| found | (value.into() != expected));
+    let chunk = values.chunks(AT_ONCE).find(differs).unwrap_or_default();
+    all_equal(rule, field, chunk.iter().map(|&value| value.into()), expected)
 }
 
 fn at_most(rule: &'static str, field: &'static str, limit: i64, got: i64) -> Result<(), Fault> {

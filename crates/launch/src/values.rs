@@ -38,17 +38,20 @@ pub struct Launch {
 
 impl Launch {
     /// Rows that attention is handed: padded in a full launch, real elsewhere (rules 4 and 6).
-    pub(crate) fn attention_rows(&self) -> i64 {
+    #[must_use]
+    pub fn attention_rows(&self) -> i64 {
         if self.mode == Mode::Full { self.rows_padded } else { self.rows }
     }
 
     /// Tokens that attention is handed, of the same kind as its rows.
-    pub(crate) fn attention_tokens(&self) -> i64 {
+    #[must_use]
+    pub fn attention_tokens(&self) -> i64 {
         if self.mode == Mode::Full { self.tokens_padded } else { self.tokens }
     }
 
     /// Tokens that the network's other layers are handed.
-    pub(crate) fn input_tokens(&self) -> i64 {
+    #[must_use]
+    pub fn input_tokens(&self) -> i64 {
         if self.mode == Mode::Eager { self.tokens } else { self.tokens_padded }
     }
 }

@@ -10,17 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_InOrder = tuple[
-    NDArray[np.int64],
-    NDArray[np.int64],
-    NDArray[np.int64],
-    NDArray[np.int32],
-    NDArray[np.int32],
-    NDArray[np.int32],
-    NDArray[np.int32],
-    NDArray[np.int64],
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
@@ -53,19 +42,6 @@ class StepArrays:
             block_table=np.zeros((row_capacity, table_width), np.int32),
             request_index=np.full(token_capacity, -1, np.int32),
             logits_index=np.full(token_capacity, -1, np.int64),
-        )
-
-    def in_order(self) -> _InOrder:
-        """All of them, in the order that `_core` takes."""
-        return (
-            self.input_ids,
-            self.positions,
-            self.slots,
-            self.query_start_loc,
-            self.kv_lens,
-            self.block_table,
-            self.request_index,
-            self.logits_index,
         )
 
     def write_dummy(self, rows: int, query_len: int) -> None:

@@ -8,8 +8,10 @@ mistake there does not hide itself. It repairs nothing: whatever breaks a rule i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from paceline import _core
+from paceline._core import CheckedLaunch
 from paceline.attention.contracts import Contract
 from paceline.worker.arrays import StepArrays
 
@@ -86,6 +88,10 @@ class Launch:
     def request_tokens(self) -> int:
         """Tokens that belong to requests."""
         return 0 if self.is_dummy else self.tokens
+
+
+AnyLaunch: TypeAlias = Launch | CheckedLaunch
+"""What the plan says of a pass, put together here or by `_core`."""
 
 
 def check_launch(launch: Launch, arrays: StepArrays, limits: LaunchLimits, contract: Contract) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.worker.arrays import StepArrays
-from paceline.worker.checks import Launch, LaunchRefusedError
+from paceline.worker.checks import AnyLaunch, LaunchRefusedError
 
 _RULE = "rule 18"
 _NO_SLOT = -1
@@ -30,7 +30,7 @@ class TargetCopy:
     request_index: NDArray[np.int32]
 
     @classmethod
-    def of(cls, launch: Launch, arrays: StepArrays) -> TargetCopy:
+    def of(cls, launch: AnyLaunch, arrays: StepArrays) -> TargetCopy:
         """Copy the request part of a target pass."""
         rows, tokens = launch.request_rows, launch.request_tokens
         return cls(
@@ -52,7 +52,7 @@ class Drafted:
     positions: NDArray[np.int64]
 
 
-def check_extend(launch: Launch, arrays: StepArrays, target: TargetCopy, layer: int) -> Drafted:
+def check_extend(launch: AnyLaunch, arrays: StepArrays, target: TargetCopy, layer: int) -> Drafted:
     """Check an extend pass of drafter layer `layer`, counted from 1. Raises `LaunchRefusedError`."""
     tokens = len(target.input_ids)
     _equal(launch, "tokens of the extend pass", tokens, launch.request_tokens)
@@ -81,7 +81,7 @@ def check_extend(launch: Launch, arrays: StepArrays, target: TargetCopy, layer: 
     return Drafted(rows=rows, positions=target.positions[index])
 
 
-def check_single(launch: Launch, arrays: StepArrays, target: TargetCopy, drafted: Drafted, max_model_len: int) -> None:
+def check_single(launch: AnyLaunch, arrays: StepArrays, target: TargetCopy, drafted: Drafted, max_model_len: int) -> None:
     """Check a single pass `launch.ahead` positions past the last one that counts. Raises `LaunchRefusedError`."""
     rows = len(drafted.rows)
     _equal(launch, "rows of a single pass", rows, launch.request_rows)
@@ -103,12 +103,12 @@ def _last_written(is_written: NDArray[np.bool_], target: TargetCopy) -> NDArray[
     return lasts
 
 
-def _equal(launch: Launch, field: str, expected: int, got: int) -> None:
+def _equal(launch: AnyLaunch, field: str, expected: int, got: int) -> None:
     if expected != got:
         raise LaunchRefusedError(_RULE, field, expected, got, launch.dp_rank, launch.step)
 
 
-def _same(launch: Launch, field: str, expected: np.ndarray, got: np.ndarray) -> None:
+def _same(launch: AnyLaunch, field: str, expected: np.ndarray, got: np.ndarray) -> None:
     is_wrong = expected != got
     if is_wrong.any():
         index = int(is_wrong.argmax())

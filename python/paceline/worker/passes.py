@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.attention.interface import AttentionBatch
 from paceline.parallel.exchange import PassTokens
-from paceline.worker.checks import Launch
+from paceline.worker.checks import AnyLaunch
 from paceline.worker.load import LoadedModel
 
 
@@ -38,12 +38,12 @@ class PassRunner:
         # What a single pass is fed beside its tokens; rows past them are zero.
         self._fed = torch.zeros(len(arrays.input_ids), loaded.model.config.hidden_size, dtype=loaded.dtype)
 
-    def target(self, launch: Launch) -> Tensor:
+    def target(self, launch: AnyLaunch) -> Tensor:
         """Run the target; gives `[input tokens, hidden]`."""
         inputs = self._prepare(launch)
         return self._model.hidden_states(self._input_ids[:inputs], self._positions[:inputs], self._backend)
 
-    def drafter(self, layer: int, launch: Launch, previous: Tensor) -> Tensor:
+    def drafter(self, layer: int, launch: AnyLaunch, previous: Tensor) -> Tensor:
         """Run drafter layer `layer`, counted from 1, over `previous [input tokens, hidden]`; gives the same shape."""
         inputs = self._prepare(launch)
         assert self._model.drafter is not None
@@ -53,7 +53,7 @@ class PassRunner:
         """The `[count, hidden]` of the tokens whose logits are planned."""
         return hidden_states.index_select(0, self._logits_index[:count])
 
-    def padded(self, previous: Tensor, launch: Launch) -> Tensor:
+    def padded(self, previous: Tensor, launch: AnyLaunch) -> Tensor:
         """`previous [rows, hidden]` as a single pass is fed it: zeros for padding, always in the same memory."""
         fed = self._fed[: launch.input_tokens]
         fed[: previous.shape[0]] = previous
@@ -92,7 +92,7 @@ class PassRunner:
             return logits
         return np.empty((0, self._vocab_size), np.float32)
 
-    def _prepare(self, launch: Launch) -> int:
+    def _prepare(self, launch: AnyLaunch) -> int:
         """Tell attention and exchange of the pass; gives the tokens that the network runs."""
         rows, tokens, inputs = launch.attention_rows, launch.attention_tokens, launch.input_tokens
         self._backend.prepare(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline._core import Pass, Pulse, Step
+from paceline._core import CheckedLaunch, LaunchDesk, PassBuffers, Pulse, Step
 from paceline.v1.worker_pb2 import Masks, StepEnvelope
-from paceline.worker.checks import Launch, LaunchRefusedError, check_launch
+from paceline.worker.checks import LaunchRefusedError
 from paceline.worker.drafter_checks import Drafted, TargetCopy, check_extend, check_single
 from paceline.worker.load import LoadedModel
 from paceline.worker.passes import PassRunner
@@ -64,6 +64,8 @@ class Runner:
         self._core = loaded.core
         self._arrays = loaded.arrays
         self._limits = loaded.limits
+        self._buffers = PassBuffers(loaded.arrays)
+        self._desk = LaunchDesk(self._buffers, loaded.limits, loaded.backend.contract)
         self._groups = loaded.groups
         self._drafter = loaded.model.drafter
         self._network = PassRunner(loaded)
@@ -80,6 +82,8 @@ class Runner:
     def reset(self, epoch: int) -> None:
         """Start an epoch: every seat is void."""
         self._core.reset(epoch)
+        # A warm-up may have written to the arrays.
+        self._buffers.forget()
         self._pulse.step = 0
 
     def execute(self, envelope: StepEnvelope) -> Executed:
@@ -95,15 +99,14 @@ class Runner:
         )
         watch.lap(_DECODE)
         collectives_before = self._groups.collectives
-        passes = self._expected_passes(step)
-        target = passes[0]
-        launch = self._launch(step, target, self._core.fill_target(step, *self._arrays.in_order()))
+        passes = self._count_passes(step)
+        launch = self._launch(step, 0, self._core.fill_target(step, self._buffers))
         kept = TargetCopy.of(launch, self._arrays) if self._drafter else None
         cache = self._loaded.backend.cache
         cache.copy_blocks(step.block_copies)
         cache.zero_blocks(step.block_zeroings)
         watch.lap(_FILL)
-        self._enter(step, target)
+        self._enter(launch, 0)
         hidden = self._network.target(launch)
         logits = self._network.logits(hidden, launch.logits)
         watch.lap(_FORWARD)
@@ -118,7 +121,7 @@ class Runner:
         self._pulse.phase = "sampled"
         collectives = self._groups.collectives - collectives_before
         body = self._core.reply(step, watch.timings_us, collectives)
-        return Executed(body, self._core.tokens_digest, len(passes), collectives)
+        return Executed(body, self._core.tokens_digest, passes, collectives)
 
     def _wait_for_masks(self, step: Step) -> None:
         """Rule 19: the daemon makes them while the forward runs. Those of an epoch that has ended are no news."""
@@ -128,48 +131,48 @@ class Runner:
             masks = self._next_masks()
         self._core.set_masks(step, masks.epoch, masks.step, masks.body)
 
-    def _expected_passes(self, step: Step) -> list[Pass]:
+    def _count_passes(self, step: Step) -> int:
         """The step's passes. Those of a drafter are for a worker that has its network, which has one in every step."""
-        passes = step.passes
-        kinds = ["extend"] + ["single"] * max(0, step.k_draft - 1) if self._drafter else []
-        if len(passes) != 1 + len(kinds):
-            what = "passes of a worker with a drafter network" if kinds else "passes of a worker without a drafter network"
-            raise LaunchRefusedError("rule 2", what, 1 + len(kinds), len(passes), self._dp_rank, step.step)
-        for planned, kind in zip(passes[1:], kinds, strict=True):
-            if planned.kind != kind:
-                raise LaunchRefusedError("rule 2", f"pass {planned.index} is {kind}", 1, 0, self._dp_rank, step.step)
-        return passes
+        kinds = step.pass_kinds
+        expected = ["extend"] + ["single"] * max(0, step.k_draft - 1) if self._drafter else []
+        if len(kinds) != 1 + len(expected):
+            what = "passes of a worker with a drafter network" if expected else "passes of a worker without a drafter network"
+            raise LaunchRefusedError("rule 2", what, 1 + len(expected), len(kinds), self._dp_rank, step.step)
+        for index, kind in enumerate(expected, start=1):
+            if kinds[index] != kind:
+                raise LaunchRefusedError("rule 2", f"pass {index} is {kind}", 1, 0, self._dp_rank, step.step)
+        return len(kinds)
 
-    def _draft(self, step: Step, passes: list[Pass], target: TargetCopy, hidden: Tensor, watch: _Stopwatch) -> None:
+    def _draft(self, step: Step, passes: int, target: TargetCopy, hidden: Tensor, watch: _Stopwatch) -> None:
         """Extend the drafter's context by the target's tokens, then propose drafts one after another."""
         assert self._drafter is not None
-        previous, drafted = self._extend(step, passes[1], target, hidden, watch)
+        previous, drafted = self._extend(step, target, hidden, watch)
         layers = self._drafter.layer_count
         if step.k_draft:
             self._propose(step, 1, previous, len(drafted.rows), watch)
-        for index, planned in enumerate(passes[2:], start=2):
-            rows = self._core.fill_single(step, index, *self._arrays.in_order())
-            launch = self._launch(step, planned, rows, is_dummy=not rows, ahead=max(0, index - layers))
+        for index in range(2, passes):
+            rows = self._core.fill_single(step, index, self._buffers)
+            launch = self._launch(step, index, rows, is_dummy=not rows, ahead=max(0, index - layers))
             check_single(launch, self._arrays, target, drafted, self._limits.max_model_len)
             watch.lap(_FILL)
-            self._enter(step, planned)
+            self._enter(launch, index)
             layer = min(index, layers)
             fed = self._network.padded(previous, launch)
             hidden = self._network.drafter(layer, launch, fed)
             previous = self._network.wanted(hidden, rows)
             self._propose(step, layer, previous, rows, watch)
 
-    def _extend(self, step: Step, planned: Pass, target: TargetCopy, hidden: Tensor, watch: _Stopwatch) -> tuple[Tensor, Drafted]:
+    def _extend(self, step: Step, target: TargetCopy, hidden: Tensor, watch: _Stopwatch) -> tuple[Tensor, Drafted]:
         """Run every layer over the target's rows; gives the first one's output where rows sampled, and where that is."""
         assert self._drafter is not None
         first: tuple[Tensor, Drafted] | None = None
         for layer in range(1, self._drafter.layer_count + 1):
-            rows = self._core.fill_extend(step, layer, *self._arrays.in_order())
-            launch = self._launch(step, planned, rows)
+            rows = self._core.fill_extend(step, layer, self._buffers)
+            launch = self._launch(step, 1, rows)
             drafted = check_extend(launch, self._arrays, target, layer)
             watch.lap(_FILL)
             if layer == 1:
-                self._enter(step, planned)
+                self._enter(launch, 1)
             hidden = self._network.drafter(layer, launch, hidden)
             if first is None:
                 first = self._network.wanted(hidden, rows), drafted
@@ -183,26 +186,15 @@ class Runner:
         self._core.propose(step, logits)
         watch.lap(_SAMPLE)
 
-    def _launch(self, step: Step, planned: Pass, logits: int, *, is_dummy: bool | None = None, ahead: int = 0) -> Launch:
-        """What the plan says of a pass whose arrays are filled; checked against them."""
-        launch = Launch(
-            dp_rank=self._dp_rank,
-            step=step.step,
-            mode=planned.mode,
-            query_len=planned.q,
-            rows=planned.rows,
-            tokens=planned.tokens,
-            is_dummy=step.is_dummy if is_dummy is None else is_dummy,
-            rows_padded=planned.rows_padded,
-            tokens_padded=planned.tokens_padded,
-            logits=logits,
-            ahead=ahead,
-        )
-        check_launch(launch, self._arrays, self._limits, self._loaded.backend.contract)
+    def _launch(self, step: Step, index: int, logits: int, *, is_dummy: bool | None = None, ahead: int = 0) -> CheckedLaunch:
+        """What the plan says of pass `index`, whose arrays are filled; checked against them. Raises `LaunchRefusedError`."""
+        launch = self._desk.launch(step, index, logits, is_dummy, ahead)
+        if launch.fault is not None:
+            raise LaunchRefusedError(*launch.fault, self._dp_rank, step.step)
         return launch
 
-    def _enter(self, step: Step, planned: Pass) -> None:
+    def _enter(self, launch: CheckedLaunch, index: int) -> None:
         """Compare with the other workers where that is wanted, and say how far this one is."""
         if self._is_lockstep:
-            self._groups.compare(self._dp_rank, step.step, planned.index, planned.rows_padded, planned.tokens_padded)
-        self._pulse.pass_index, self._pulse.phase = planned.index, "launched"
+            self._groups.compare(self._dp_rank, launch.step, index, launch.rows_padded, launch.tokens_padded)
+        self._pulse.pass_index, self._pulse.phase = index, "launched"
