@@ -170,12 +170,12 @@ def measure(benches: dict[str, Bench], shapes: list[tuple[int, int, int]], tries
             yield [f"{rows} x {query_len}", kv_len, name, *result.cells()]
 
 
-def as_a_worker() -> None:
-    """Start again in the environment of a worker, if this is another, and keep memory as a worker does."""
+def as_a_worker(module: str) -> None:
+    """Start `module` again in the environment of a worker, if this is another, and keep memory as a worker does."""
     if "OMP_WAIT_POLICY" not in os.environ or "GLIBC_TUNABLES" not in os.environ:
         os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         prepare_environment(len(os.sched_getaffinity(0)))
-        os.execv(sys.executable, [sys.executable, "-m", "bench.model_step", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
     keep_freed_memory()
 
 
@@ -189,7 +189,7 @@ def main() -> None:
         "--quantization", choices=kinds, nargs="+", default=["none"], help="of the weights, in turns (default: none)"
     )
     options = parser.parse_args()
-    as_a_worker()
+    as_a_worker("bench.model_step")
     model = options.model or demo_folder()
     shapes = [(1, 1, 160), (8, 1, 160), (32, 1, 160), (8, 4, 160), (1, 128, 128), (8, 128, 128)]
     benches = {

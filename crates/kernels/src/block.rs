@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 use crate::linear::outputs_of;
 use crate::{Attention, HeadNorm, Part, Rotation, Shape, gate, linear, rms_norm, rotate};
 
+/// Numbers of a line of the cache.
+const LINE: usize = 32;
+
 /// The norm before a half of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {
@@ -133,7 +136,7 @@ impl SelfAttention<'_> {
         assert_eq!(shape.key_size, shape.value_size, "columns of a key and of a value");
         let mut watch = Watch(Instant::now());
         let tokens = x.len() / qkv.inputs;
-        self.norm.apply(x, added, normed);
+        let normed = self.norm.apply(x, added, normed);
         watch.lap(&mut spent.norms);
         let row_width = qkv.outputs();
         let heads = resized(wide, tokens * row_width);
@@ -160,7 +163,7 @@ impl GatedMlp<'_> {
         let Scratch { normed, wide, inner, spent } = scratch;
         let mut watch = Watch(Instant::now());
         let tokens = x.len() / self.gate_up.inputs;
-        self.norm.apply(x, added, normed);
+        let normed = self.norm.apply(x, added, normed);
         watch.lap(&mut spent.norms);
         let gate_up = resized(wide, tokens * self.gate_up.outputs());
         self.gate_up.multiply(normed, gate_up);
@@ -174,16 +177,18 @@ impl GatedMlp<'_> {
 }
 
 impl Norm<'_> {
-    fn apply(&self, x: &mut [u16], added: Option<&[u16]>, normed: &mut Vec<u16>) {
-        rms_norm(x, added, self.weight, self.epsilon, resized(normed, x.len()));
+    fn apply<'a>(&self, x: &mut [u16], added: Option<&[u16]>, memory: &'a mut Vec<u16>) -> &'a [u16] {
+        let normed = resized(memory, x.len());
+        rms_norm(x, added, self.weight, self.epsilon, normed);
+        normed
     }
 }
 
-/// Room for `count` numbers; what was there before may be there still.
+/// Room for `count` numbers, from a line of the cache on; what was there before may be there still.
 fn resized(memory: &mut Vec<u16>, count: usize) -> &mut [u16] {
-    if memory.len() < count {
-        memory.resize(count, 0);
+    if memory.len() < count + LINE {
+        memory.resize(count + LINE, 0);
     }
-    memory.truncate(count);
-    memory
+    let start = memory.as_ptr().align_offset(LINE * size_of::<u16>()).min(LINE);
+    &mut memory[start..start + count]
 }

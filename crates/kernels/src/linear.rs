@@ -14,6 +14,8 @@ use crate::{Compressed, Element, compressed, crew, matrix};
 
 /// Rows that share a reading of the weights; more are taken in turns. With twice as many, arithmetic would set the time.
 const ROWS: usize = 4;
+/// More rows take longer to multiply than their weights to read, be they compressed or not.
+const COMPRESSED_ROWS_MAX: usize = 64;
 /// Registers that the sums of four outputs and four rows fit.
 const REGISTERS: usize = 32;
 /// Two bfloat16 in one word: the second is the upper half of a fp32, and so is the first, shifted.
@@ -26,7 +28,7 @@ const LINE: usize = 16;
 pub struct Part<'a> {
     /// As a checkpoint has them.
     pub weight: &'a [u16],
-    /// The same once more, if they could be compressed; read instead where matrix instructions multiply.
+    /// The same once more, if they could be compressed; read instead where matrix instructions multiply few rows.
     pub compressed: Option<&'a Compressed>,
 }
 
@@ -72,7 +74,8 @@ fn linear_with(
     if product.is_empty() {
         return;
     }
-    if arch.is_none() && parts.iter().all(|part| part.compressed.is_some()) {
+    let is_compressed = || parts.iter().all(|part| part.compressed.is_some());
+    if arch.is_none() && rows <= COMPRESSED_ROWS_MAX && is_compressed() {
         return compressed::multiply(x, parts, bias, inputs, product);
     }
     if arch.is_none() && parts.iter().all(|part| matrix::takes(part.weight.len() / inputs, inputs)) {
@@ -113,9 +116,9 @@ impl Section<'_, '_> {
         self.part.weight.len() / inputs
     }
 
-    /// The biases of sixteen outputs; 0 if there are none.
-    pub(crate) fn bias_of(&self, start: usize) -> [f32; SIDE] {
-        let Some(bias) = self.bias else { return [0.0; SIDE] };
+    /// The biases of outputs that follow each other; 0 if there are none.
+    pub(crate) fn bias_of<const COUNT: usize>(&self, start: usize) -> [f32; COUNT] {
+        let Some(bias) = self.bias else { return [0.0; COUNT] };
         std::array::from_fn(|index| bias[start + index].to_f32())
     }
 

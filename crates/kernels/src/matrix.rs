@@ -1,8 +1,10 @@
 //! Products with matrix instructions, from weights as checkpoints store them, for any number of rows.
 //!
 //! Sixteen outputs times a line of inputs are a tile as they lie in memory, so that a thread reads the weights as one
-//! stream, once for up to 32 rows. The inputs are turned around for it, which is little work: every output uses them.
+//! stream, once for up to 32 rows; with more, it matters as much what is near (`matrix/many.rs`). The inputs are turned around for it, which is little work: every output uses them.
 //! The sums of a row are added up in one order, whatever rows it comes with.
+
+mod many;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -16,8 +18,8 @@ use crate::{Part, crew};
 pub(crate) const OUTPUTS: usize = 2 * SIDE;
 /// Least outputs of a thread.
 pub(crate) const SHARE: usize = 2 * OUTPUTS;
-/// Squares of inputs that stay in a core's second cache beside the weights: 1 MiB.
-pub(crate) const SQUARES_MAX: usize = (1 << 20) / size_of::<Square>();
+/// Squares of inputs that stay in a core's second cache beside the weights: 768 KiB.
+pub(crate) const SQUARES_MAX: usize = (3 << 18) / size_of::<Square>();
 
 thread_local! {
     /// Memory for inputs, used again.
@@ -40,12 +42,11 @@ pub(crate) fn takes(outputs: usize, inputs: usize) -> bool {
 /// If lengths do not fit each other, or there are no matrix instructions.
 pub(crate) fn multiply(x: &[u16], parts: &[Part<'_>], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
     let outputs = outputs_of(parts, inputs);
-    let rows_max = (SQUARES_MAX / (inputs / INPUTS)).max(2) * SIDE;
-    let tiles = Tiles::new().expect("the instructions were asked for");
+    let rows_max = rows_at_once(x.len() / inputs, inputs);
     let count = crew::parts((outputs / SHARE).max(1), outputs * inputs);
     let mut squares = SQUARES.take();
     for (x, product) in x.chunks(rows_max * inputs).zip(product.chunks_mut(rows_max * outputs)) {
-        pack(&tiles, x, inputs, &mut squares);
+        pack(x, inputs, &mut squares);
         let squares = &squares[..];
         let shares = shares(parts, bias, inputs, product, bands(parts, inputs, count))
             .into_iter()
@@ -74,10 +75,26 @@ pub(crate) fn bands(parts: &[Part<'_>], inputs: usize, count: usize) -> impl Ite
     (0..count).map(move |band| start(band)..start(band + 1))
 }
 
+/// How many of `rows` are taken at a time: about as many each time.
+fn rows_at_once(rows: usize, inputs: usize) -> usize {
+    let rows_max = (SQUARES_MAX / (inputs / INPUTS)).max(2) * SIDE;
+    rows.div_ceil(rows.div_ceil(rows_max).max(1)).next_multiple_of(2 * SIDE)
+}
+
 /// Makes `squares` of `x [rows, inputs]`: for each sixteen rows, one for each line of inputs. Rows that are not there are 0.
-fn pack(tiles: &Tiles, x: &[u16], inputs: usize, squares: &mut Vec<Square>) {
+fn pack(x: &[u16], inputs: usize, squares: &mut Vec<Square>) {
     let lines = inputs / INPUTS;
-    squares.resize(x.len().div_ceil(SIDE * inputs) * lines, Square::ZERO);
+    let count = x.len().div_ceil(SIDE * inputs);
+    squares.resize(count * lines, Square::ZERO);
+    let share = count.div_ceil(crew::parts(count, x.len()));
+    let shares = x.chunks(share * SIDE * inputs).zip(squares.chunks_mut(share * lines));
+    crew::run(shares.map(|(x, squares)| move || turn(x, inputs, squares)));
+}
+
+/// Makes `squares` of some rows.
+fn turn(x: &[u16], inputs: usize, squares: &mut [Square]) {
+    let tiles = Tiles::new().expect("the instructions were asked for");
+    let lines = inputs / INPUTS;
     for (rows, squares) in x.chunks(SIDE * inputs).zip(squares.chunks_exact_mut(lines)) {
         let mut padded = Vec::new();
         let rows = if rows.len() == SIDE * inputs {
@@ -103,6 +120,9 @@ impl Work<'_, '_> {
     fn multiply(mut self, squares: &[Square]) {
         let mut tiles = Tiles::new().expect("the instructions were asked for");
         let outputs = self.section.outputs(self.inputs);
+        if many::takes(self.section.product.len(), outputs) {
+            return self.multiply_many(&mut tiles, squares);
+        }
         for first in (0..outputs).step_by(OUTPUTS) {
             self.outputs(&mut tiles, starts(first, outputs), squares);
         }
@@ -164,7 +184,7 @@ mod tests {
 
         #[test]
         fn sums_are_right_and_rows_do_not_depend_on_each_other(
-            outputs in SIDE..300, lines in 1_usize..7, rows in 1_usize..70, has_bias in any::<bool>(),
+            outputs in SIDE..300, lines in 1_usize..7, rows in 1_usize..140, has_bias in any::<bool>(),
         ) {
             let inputs = lines * INPUTS;
             if !takes(outputs, inputs) {
@@ -185,7 +205,7 @@ mod tests {
 
         #[test]
         fn parts_give_the_bits_of_the_whole_and_threads_get_no_less_of_one_than_a_tile(
-            sizes in prop::collection::vec(SIDE..200, 1..5), rows in 1_usize..40, count in 1_usize..8,
+            sizes in prop::collection::vec(SIDE..200, 1..5), rows in 1_usize..80, count in 1_usize..8,
         ) {
             let (inputs, outputs) = (INPUTS, sizes.iter().sum::<usize>());
             let (x, weight, bias) = (numbers(rows * inputs, 1), numbers(outputs * inputs, 2), numbers(outputs, 3));

@@ -119,6 +119,28 @@ impl Tiles {
     pub fn fetch(&self, _numbers: &[u16]) {
         match *self {}
     }
+
+    /// See the machines that have tiles.
+    pub fn multiply_beside(
+        &mut self,
+        _weights: [&[u16]; 2],
+        _x: [&[Square]; 2],
+        _sums: &mut [Square; 4],
+        _beside: impl FnMut(usize),
+    ) {
+        match *self {}
+    }
+
+    /// Nothing.
+    pub fn fetch_line(_numbers: &[u16], _line: usize) {}
+
+    /// Nothing.
+    pub fn fetch_to_write(_numbers: &mut [u16]) {}
+
+    /// See the machines that have tiles.
+    pub fn round_into(&self, _sums: [&Square; 2], _biases: &[f32; 2 * SIDE], _rows: &mut [&mut [u16]], _first: usize) {
+        match *self {}
+    }
 }
 
 /// Never made here.

@@ -3,6 +3,7 @@
 //! Tiles 0 to 3 hold sums, 4 and 5 weights, 6 and 7 inputs. All eight have sixteen rows of 64 bytes.
 
 mod expanded;
+mod many;
 mod woven;
 
 use std::arch::asm;

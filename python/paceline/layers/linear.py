@@ -1,14 +1,16 @@
 """Linear layers over weights in Hugging Face's orientation `[out, in]`.
 
-On CPUs the weight is laid out once for oneDNN's matrix kernels where torch offers that: it halves the time of the large
-products. Products of few rows are bound by reading the weights, and a kernel of our own reads them twice as fast: in
-bfloat16 three quarters of their bytes, from which it has the same numbers, or the checkpoint's mapped pages, or a copy
-where there are none. The result is the same matrix product; only the order of its sums differs. With int8 weights it is
-another product, of half the bytes; see `paceline.layers.int8`.
+On CPUs with matrix instructions, products in bfloat16 are a kernel of our own. Few rows, whose time is that of reading the
+weights, read three quarters of their bytes, from which the kernel has the same numbers; many read the checkpoint's mapped pages,
+or a copy where there are none. A row gives the same bits however many come with it. Without such instructions few rows are read
+so too; for more, and in fp32, the weight is laid out once for oneDNN's matrix kernels where torch offers that: it halves the time
+of the large products, and only the order of sums differs. With int8 weights it is another product, of half the bytes; see
+`paceline.layers.int8`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,9 +35,8 @@ _PACK_ELEMENTS_FP32 = 1 << 19
 # against 5.6 and 5.7. At 8 rows its arithmetic takes longer than reading the weights, 8.5 ms.
 PLAIN_ROWS_MAX = 4
 
-# The same with matrix instructions: 2.5 ms at 1 to 16 rows and 3.5 at 32. The products of a layer of 576 columns take 0.34 ms
-# at 32 rows against 0.40, 0.62 at 64 against 0.64, 1.3 at 128 against 0.9, with the weights in the nearest caches.
-TILE_ROWS_MAX = 64
+# With matrix instructions it is faster at any number of rows.
+TILE_ROWS_MAX = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Linear:
     ) -> None:
         """Take `weight [out, in]`, or parts of it that follow each other in the outputs, and `bias [out]`.
 
-        With `pack`, keep the CPU's layouts and free the weight. `is_shared` says that its memory is a mapped file's, or
+        With `pack`, keep what the CPU's kernels take and free the weight. `is_shared` says that its memory is a mapped file's, or
         that others hold it anyway, so that no copy of it is needed. With int8, keep bytes with a factor for each output: a row
         of `x` is then quantised too, with a factor of its own.
         """
@@ -89,7 +90,8 @@ class Linear:
         elif pack and can_pack(weight):
             if can_stay_plain(weight):
                 self.plain = _plain_product(weight, parts if is_shared else [], bias)
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
+            if self.plain is None or self.plain.rows_max < TILE_ROWS_MAX:
+                self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
             self.weight = None
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Weights as a checkpoint stores them, kept beside the layout of oneDNN: what products of a few rows read.
+"""Weights as a checkpoint stores them: what our products read.
 
 Most are the checkpoint's own pages, mapped. Copies of those that had to be converted, cut by columns or joined lie side by
 side in huge pages. As long as there is room, each is there once more in three quarters of its bytes, which take so much less
-time to read.
+time to read: products of few rows read it instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline import _core
 
-# So much is copied or compressed; what is loaded beyond that is read where it lies, or kept in oneDNN's layout only.
+# So much is copied or compressed; what is loaded beyond that is read where it lies, or laid out for oneDNN only.
 KEPT_BYTES_MAX = 2 << 30
 _SLAB_BYTES = 64 << 20
 _HUGE_PAGE_BYTES = 2 << 20

@@ -3,9 +3,10 @@
 use std::arch::x86_64::{
     __m256bh, __m512, __m512bh, __m512i, _mm_loadu_si128, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps,
     _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_mask_broadcast_i32x4, _mm512_mul_ps, _mm512_permutexvar_epi64, _mm512_set_epi64, _mm512_set1_ps,
-    _mm512_setzero_si512, _mm512_shuffle_f32x4, _mm512_store_si512, _mm512_storeu_si512, _mm512_unpackhi_epi16,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_mask_broadcast_i32x4, _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_permutexvar_epi64, _mm512_set_epi64,
+    _mm512_set1_ps, _mm512_setzero_si512, _mm512_shuffle_f32x4, _mm512_store_si512, _mm512_storeu_si512,
+    _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32,
+    _mm512_unpacklo_epi64,
 };
 
 use crate::{INPUTS, Lines, SIDE, Square};
@@ -120,6 +121,51 @@ pub(super) fn round_rows_to(sums: [&Square; 2], count: usize, biases: &[[f32; SI
         unsafe { lines.0[row].as_mut_ptr().cast::<__m512bh>().write(rounded) };
     }
 }
+
+/// Rounded first, then turned around: two outputs of a row are one word.
+///
+/// # Safety
+/// Every row has 32 numbers from `first` on.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn round_into(sums: [&Square; 2], biases: &[f32; INPUTS], rows: &mut [&mut [u16]], first: usize) {
+    let mut words = [_mm512_setzero_si512(); SIDE];
+    // SAFETY: 64 bytes, on a line of their own.
+    let order = unsafe { _mm512_load_si512(PAIRS.0.as_ptr().cast()) };
+    let mut word = 0;
+    while word < SIDE {
+        let two = &sums[word / (SIDE / 2)].0[2 * word % SIDE..][..2];
+        // SAFETY: a row is 64 bytes.
+        let (even, odd) = unsafe { (_mm512_loadu_ps(two[0].as_ptr().cast()), _mm512_loadu_ps(two[1].as_ptr().cast())) };
+        let even = _mm512_add_ps(even, _mm512_set1_ps(biases[2 * word]));
+        let odd = _mm512_add_ps(odd, _mm512_set1_ps(biases[2 * word + 1]));
+        // SAFETY: both are 64 bytes, of which any are fine.
+        let rounded = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even)) };
+        words[word] = _mm512_permutexvar_epi16(order, rounded);
+        word += 1;
+    }
+    let lines = transposed(&words);
+    let count = rows.len();
+    let mut row = 0;
+    while row < SIDE {
+        if row < count {
+            // SAFETY: the row has 32 numbers from `first` on, as the caller says.
+            unsafe { _mm512_storeu_si512(rows[row].as_mut_ptr().add(first).cast(), lines[row]) };
+        }
+        row += 1;
+    }
+}
+
+/// Sixteen numbers and sixteen others by turns.
+static PAIRS: Lines = {
+    let mut lines = Lines::ZERO;
+    let mut place = 0;
+    while place < SIDE {
+        lines.0[0][2 * place] = place as u16;
+        lines.0[0][2 * place + 1] = (SIDE + place) as u16;
+        place += 1;
+    }
+    lines
+};
 
 /// # Safety
 /// `rows` are sixteen times `size` numbers each, and `column + 64` is at most `size`.
