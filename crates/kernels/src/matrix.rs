@@ -1,8 +1,9 @@
 //! Products with matrix instructions, from weights as checkpoints store them, for any number of rows.
 //!
 //! Sixteen outputs times a line of inputs are a tile as they lie in memory, so that a thread reads the weights as one
-//! stream, once for up to 32 rows; with more, it matters as much what is near (`matrix/many.rs`). The inputs are turned around for it, which is little work: every output uses them.
-//! The sums of a row are added up in one order, whatever rows it comes with.
+//! stream, once for up to 32 rows; with more, it matters as much what is near (`matrix/many.rs`). The inputs are turned
+//! around for it, which is little work: every output uses them. The sums of a row are added up in one order, whatever rows
+//! it comes with.
 
 mod many;
 
