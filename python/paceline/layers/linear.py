@@ -35,7 +35,8 @@ _PACK_ELEMENTS_FP32 = 1 << 19
 # against 5.6 and 5.7. At 8 rows its arithmetic takes longer than reading the weights, 8.5 ms.
 PLAIN_ROWS_MAX = 4
 
-# With matrix instructions it is as fast at any number of rows, and nothing has to be laid out.
+# With matrix instructions it has 0.9 to 1.25 times the speed of oneDNN's layout from 65 to 512 rows, more at 128 than at 512, and
+# nothing has to be laid out.
 TILE_ROWS_MAX = sys.maxsize
 
 
