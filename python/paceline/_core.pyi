@@ -429,7 +429,7 @@ class LinearWeight:
 def linear(x: _Half, weight: LinearWeight, product: _Half) -> None:
     """Write `x @ weight.T + bias` of bfloat16 to `product [rows, outputs]`, added up in fp32; `x` is `[rows, inputs]`.
 
-    Made for few rows. A row's result does not depend on the others.
+    Without matrix instructions it is made for few rows. A row's result does not depend on the others.
     """
 
 @final

@@ -1,4 +1,4 @@
-//! Products of a few rows, over numpy arrays of the bits of bfloat16 (uint16).
+//! Weights of linear layers and products with them, over numpy arrays of the bits of bfloat16 (uint16).
 
 use numpy::{
     PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray2, PyUntypedArrayMethods,

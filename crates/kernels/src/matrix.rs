@@ -18,9 +18,9 @@ use crate::{Part, crew};
 /// Outputs that are multiplied side by side.
 pub(crate) const OUTPUTS: usize = 2 * SIDE;
 /// Least outputs of a thread.
-pub(crate) const SHARE: usize = 2 * OUTPUTS;
+const SHARE: usize = 2 * OUTPUTS;
 /// Squares of inputs that stay in a core's second cache beside the weights: 768 KiB.
-pub(crate) const SQUARES_MAX: usize = (3 << 18) / size_of::<Square>();
+const SQUARES_MAX: usize = (3 << 18) / size_of::<Square>();
 
 thread_local! {
     /// Memory for inputs, used again.
@@ -42,23 +42,38 @@ pub(crate) fn takes(outputs: usize, inputs: usize) -> bool {
 /// # Panics
 /// If lengths do not fit each other, or there are no matrix instructions.
 pub(crate) fn multiply(x: &[u16], parts: &[Part<'_>], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
+    multiply_with(x, parts, bias, inputs, product, pack, |section, squares| {
+        Work { section, inputs }.multiply(squares);
+    });
+}
+
+/// The same with inputs as `pack` lays them out, and what `work` makes of a thread's outputs.
+pub(crate) fn multiply_with(
+    x: &[u16],
+    parts: &[Part<'_>],
+    bias: Option<&[u16]>,
+    inputs: usize,
+    product: &mut [u16],
+    pack: impl Fn(&[u16], usize, &mut Vec<Square>),
+    work: impl Fn(Section<'_, '_>, &[Square]) + Sync,
+) {
     let outputs = outputs_of(parts, inputs);
     let rows_max = rows_at_once(x.len() / inputs, inputs);
     let count = crew::parts((outputs / SHARE).max(1), outputs * inputs);
     let mut squares = SQUARES.take();
     for (x, product) in x.chunks(rows_max * inputs).zip(product.chunks_mut(rows_max * outputs)) {
         pack(x, inputs, &mut squares);
-        let squares = &squares[..];
+        let (squares, work) = (&squares[..], &work);
         let shares = shares(parts, bias, inputs, product, bands(parts, inputs, count))
             .into_iter()
-            .map(|share| move || share.into_iter().for_each(|section| Work { section, inputs }.multiply(squares)));
+            .map(|share| move || share.into_iter().for_each(|section| work(section, squares)));
         crew::run(shares);
     }
     SQUARES.set(squares);
 }
 
 /// The outputs, divided among threads: at multiples of [`OUTPUTS`] in a part, and at its end rather than shortly before.
-pub(crate) fn bands(parts: &[Part<'_>], inputs: usize, count: usize) -> impl Iterator<Item = Range<usize>> {
+fn bands(parts: &[Part<'_>], inputs: usize, count: usize) -> impl Iterator<Item = Range<usize>> {
     let outputs = outputs_of(parts, inputs);
     let start = move |band: usize| {
         let mut first = 0;

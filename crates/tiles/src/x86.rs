@@ -267,9 +267,11 @@ impl Tiles {
         const { assert!(ROWS == 1 || ROWS == 2) };
         assert!(x.iter().all(|x| x.len() == weights.tiles.len()), "squares for each line of the weights");
         assert!(!expanded.is_empty() && expanded.len().is_multiple_of(2), "room for pairs of squares");
+        self.begin_sums();
         // SAFETY: processors with tiles have these vectors, as was asked; lengths were checked; the tiles are set up, and nobody
         // else on this thread uses them.
-        unsafe { expanded::multiply_compressed(weights, next.as_ptr().cast(), x, expanded, sums) };
+        unsafe { expanded::add_compressed(weights, next.as_ptr().cast(), x, expanded) };
+        self.take_sums(sums);
     }
 
     /// The same with what all weights were expanded to.
@@ -285,8 +287,10 @@ impl Tiles {
     ) {
         const { assert!(ROWS == 1 || ROWS == 2) };
         assert!(x.iter().all(|x| 2 * x.len() == weights.len()), "two squares of weights for each of inputs");
+        self.begin_sums();
         // SAFETY: as for `multiply_compressed`.
-        unsafe { expanded::multiply_expanded(weights, x, sums) };
+        unsafe { expanded::add_expanded(weights, x) };
+        self.take_sums(sums);
     }
 
     /// The products of sixteen outputs with four times 16 rows of inputs.

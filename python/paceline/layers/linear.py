@@ -100,9 +100,9 @@ class Linear:
         if self._int8 is not None:
             return self._int8(x)
         if self.plain is not None and x.shape[0] <= self.plain.rows_max:
-            few = torch.empty(x.shape[0], self.out_features, dtype=x.dtype)
-            _core.linear(array_of(x.contiguous()), self.plain.weight, array_of(few))
-            return few
+            ours = torch.empty(x.shape[0], self.out_features, dtype=x.dtype)
+            _core.linear(array_of(x.contiguous()), self.plain.weight, array_of(ours))
+            return ours
         if self._packed is not None:
             product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
             return product

@@ -8,18 +8,16 @@ use std::cell::RefCell;
 use paceline_tiles::{INPUTS, Lines, SIDE, Square, Tiles};
 use pulp::bytemuck::cast_slice_mut;
 
-use crate::linear::{Section, outputs_of, shares};
-use crate::matrix::{OUTPUTS, SHARE, SQUARES_MAX, bands, starts};
-use crate::{Compressed, Part, crew};
+use crate::linear::Section;
+use crate::matrix::{OUTPUTS, multiply_with, starts};
+use crate::{Compressed, Part};
 
 /// Squares of weights that are expanded before their places are used again, if each is used once: few enough to stay in the
 /// nearest cache.
 const RING: usize = 8;
 
 thread_local! {
-    /// Memory for inputs, used again.
-    static SQUARES: RefCell<Vec<Square>> = const { RefCell::new(Vec::new()) };
-    /// Memory for weights.
+    /// Memory for weights, used again.
     static WEIGHTS: RefCell<Vec<Square>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -28,19 +26,9 @@ thread_local! {
 /// # Panics
 /// If lengths do not fit each other, or a part is not compressed.
 pub(crate) fn multiply(x: &[u16], parts: &[Part<'_>], bias: Option<&[u16]>, inputs: usize, product: &mut [u16]) {
-    let outputs = outputs_of(parts, inputs);
-    let rows_max = (SQUARES_MAX / (inputs / INPUTS)).max(2) * SIDE;
-    let count = crew::parts((outputs / SHARE).max(1), outputs * inputs);
-    let mut squares = SQUARES.take();
-    for (x, product) in x.chunks(rows_max * inputs).zip(product.chunks_mut(rows_max * outputs)) {
-        align(x, inputs, &mut squares);
-        let squares = &squares[..];
-        let shares = shares(parts, bias, inputs, product, bands(parts, inputs, count))
-            .into_iter()
-            .map(|share| move || share.into_iter().for_each(|section| Work { section, inputs }.multiply(squares)));
-        crew::run(shares);
-    }
-    SQUARES.set(squares);
+    multiply_with(x, parts, bias, inputs, product, align, |section, squares| {
+        Work { section, inputs }.multiply(squares);
+    });
 }
 
 /// Copies `x [rows, inputs]` to squares: for each sixteen rows, one for each line of inputs. Rows that are not there are 0.

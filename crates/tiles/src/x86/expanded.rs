@@ -1,5 +1,7 @@
 //! Products with compressed weights, which are expanded just before a tile takes them: what is not read from memory is time
-//! won, and vectors have nothing else to do meanwhile.
+//! won, and vectors have nothing else to do meanwhile. Products are added to sums that were begun.
+//!
+//! Tiles 4 and 5 hold inputs here, 6 and 7 weights: products are rows of outputs.
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -20,19 +22,17 @@ const FETCHED_BYTES: usize = PAIR_BYTES / PLACES;
 /// lines, and `expanded` is a multiple of two.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn multiply_compressed<const ROWS: usize>(
+pub(super) unsafe fn add_compressed<const ROWS: usize>(
     weights: CompressedRows<'_>,
     next: *const u8,
     x: [&[Square]; ROWS],
     expanded: &mut [Square],
-    sums: &mut [Square; 4],
 ) {
     // SAFETY: sixteen bytes are read from sixteen.
     let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(weights.table.as_ptr().cast()) });
     let place_bytes = FETCHED_BYTES * weights.tiles.len();
     let mut exceptions = weights.exceptions;
     let mut slot = 0;
-    begin();
     for (line, tiles) in weights.tiles.iter().enumerate() {
         let mut place = 0;
         while place < PLACES {
@@ -62,7 +62,6 @@ pub(super) unsafe fn multiply_compressed<const ROWS: usize>(
             slot = 0;
         }
     }
-    take::<ROWS>(sums);
 }
 
 /// The same with weights that were expanded before.
@@ -71,17 +70,11 @@ pub(super) unsafe fn multiply_compressed<const ROWS: usize>(
 /// The tiles are set up, and nobody else on this thread uses them. There are two squares of weights for each square of `x`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn multiply_expanded<const ROWS: usize>(
-    weights: &[Square],
-    x: [&[Square]; ROWS],
-    sums: &mut [Square; 4],
-) {
-    begin();
+pub(super) unsafe fn add_expanded<const ROWS: usize>(weights: &[Square], x: [&[Square]; ROWS]) {
     for line in 0..x[0].len() {
         // SAFETY: as the caller says.
         unsafe { add(weights.as_ptr().add(2 * line), x.map(|x| x.as_ptr().add(line))) };
     }
-    take::<ROWS>(sums);
 }
 
 #[inline]
@@ -114,21 +107,6 @@ fn put_right(pair: &mut [Square], byte: usize, upper: u8) {
     let word = &mut pair[byte / 1024].0[byte / LINE_BYTES % SIDE][byte % LINE_BYTES / 4];
     let shift = byte % 4 * 8;
     *word = *word & !(0xff << shift) | u32::from(upper) << shift;
-}
-
-#[inline]
-fn begin() {
-    // SAFETY: the tiles are set up, and nobody else on this thread uses them.
-    unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            options(nomem, nostack, preserves_flags),
-        );
-    }
 }
 
 /// Adds the products of two tiles of weights with one or two of inputs.
@@ -166,33 +144,6 @@ unsafe fn add<const ROWS: usize>(weights: *const Square, x: [*const Square; ROWS
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack, readonly, preserves_flags),
-            );
-        }
-    }
-}
-
-/// Of one `x` the first two.
-#[inline]
-fn take<const ROWS: usize>(sums: &mut [Square; 4]) {
-    // SAFETY: `sums` has four tiles. The tiles are set up, and nobody else on this thread uses them.
-    unsafe {
-        if ROWS == 1 {
-            asm!(
-                "tilestored [{sums} + {line}], tmm0",
-                "tilestored [{sums} + {line} + 1024], tmm1",
-                sums = in(reg) sums.as_mut_ptr(),
-                line = in(reg) LINE_BYTES,
-                options(nostack, preserves_flags),
-            );
-        } else {
-            asm!(
-                "tilestored [{sums} + {line}], tmm0",
-                "tilestored [{sums} + {line} + 1024], tmm1",
-                "tilestored [{sums} + {line} + 2048], tmm2",
-                "tilestored [{sums} + {line} + 3072], tmm3",
-                sums = in(reg) sums.as_mut_ptr(),
-                line = in(reg) LINE_BYTES,
-                options(nostack, preserves_flags),
             );
         }
     }
